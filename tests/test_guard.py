@@ -86,6 +86,15 @@ def test_noise_is_added_until_nothing_is_found():
     assert (weak.passes, weak.state) == (False, None)
 
 
+def test_running_statistics_get_no_noise():
+    before = {"weight": torch.zeros(4, 4), "running_var": torch.ones(4), "count": torch.tensor(1)}
+    after = {"weight": torch.ones(4, 4), "running_var": 2 * torch.ones(4), "count": torch.tensor(2)}
+    hidden = noisy(before, after, 5.0, {"weight"})
+    assert not torch.equal(hidden["weight"], after["weight"])
+    for name in ("running_var", "count"):
+        assert hidden[name] is after[name]
+
+
 def test_a_warning_lets_it_pass(caplog):
     before, after, model = sent()
     answer = check((before, after, model), action="warn")

@@ -20,7 +20,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -115,7 +115,7 @@ class Guard:
         for attempt in range(1 + (policy.tries if policy.action == "noise" else 0)):
             if attempt:
                 noise = policy.noise * 2 ** (attempt - 1)
-                state = noisy(before, after, noise)
+                state = noisy(before, after, noise, set(dict(model.named_parameters())))
             left = policy.seconds - (time.perf_counter() - started)
 
             def work(progress: Progress, state: Mapping[str, Tensor] = state) -> str:
@@ -237,16 +237,21 @@ def _peak(matrix: Tensor) -> float:
 
 
 def noisy(
-    before: Mapping[str, Tensor], after: Mapping[str, Tensor], strength: float
+    before: Mapping[str, Tensor],
+    after: Mapping[str, Tensor],
+    strength: float,
+    names: Collection[str] = (),
 ) -> dict[str, Tensor]:
     """The state after with noise on all that changed, as a multiple of the change's root mean square.
+
+    names: of tensors that get noise; none: all, also running statistics, which noise may break.
 
     Its seed is the machine's own: whoever could draw it again would take it off.
     """
     changed = {
         name: after[name] - before[name].to(after[name])
         for name in after
-        if name in before and after[name].is_floating_point()
+        if name in before and after[name].is_floating_point() and (not names or name in names)
     }
     moved = torch.cat([change.flatten().double() for change in changed.values()])
     deviation = strength * float(moved.square().mean().sqrt())

@@ -86,5 +86,7 @@ def test_a_network_that_was_trained_on_without_the_person(few_records, tmp_path)
 def test_settings_that_make_no_sense(table, tmp_path):
     with pytest.raises(ExhumeError, match="give before, after, person and others"):
         exhume.audit({"versions": {"before": "a.skops"}}, tmp_path / "run")
-    with pytest.raises(ExhumeError, match="one row and others"):
+    with pytest.raises(ExhumeError, match="one row and different others"):
         audited(table, [1, 2, 3], [1, 2], tmp_path / "run", others="99999")
+    with pytest.raises(ExhumeError, match="one row and different others"):
+        audited(table, [1, 2, 3], [1, 2], tmp_path / "run", others=f"{PERSON},70")

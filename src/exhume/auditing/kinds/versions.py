@@ -85,12 +85,21 @@ def read_versions(brief: Brief, load: Load) -> VersionsCase | None:
     files = [settings.before, settings.after]
     within, without = files if settings.change == "erased" else files[::-1]
     release, recipe = release_of_fitted(Path(within), records.shape)
-    other, _ = release_of_fitted(Path(without), records.shape)
+    other, again = release_of_fitted(Path(without), records.shape)
+    if recipe != again:
+        raise ExhumeError(
+            f"before, after: {recipe} and {again}: only a person may differ between the versions"
+        )
     person = torch.tensor(rows_in(settings.person, "person"))
     apart = torch.tensor(rows_in(settings.others, "others"))
-    if len(person) != 1 or max(int(person.max()), int(apart.max())) >= len(records):
+    every = torch.cat([person, apart])
+    if (
+        len(person) != 1
+        or int(every.max()) >= len(records)
+        or len(set(every.tolist())) < len(every)
+    ):
         raise ExhumeError(
-            f"person, others: one row and others of the {len(records)} records are needed"
+            f"person, others: one row and different others of the {len(records)} records are needed"
         )
     stays = torch.ones(len(records), dtype=torch.bool)
     stays[person], stays[apart] = False, False
@@ -249,11 +258,14 @@ class VersionsCase(Case):
         return places_for(self.persons, release, self.strangers, key, held=held)
 
     def seats(self, row: Row, answers: Sequence[Answer]) -> Seats | None:
-        found = answers[0].found
+        """Who is between versions in files was chosen by the user, so that a placebo comes first."""
+        found, places = answers[0].found, self._places()
+        chosen = None if self.drawn is not None else (places, self.key.fold("placebo"), None)
         return Seats(
-            self._places(),
+            places,
             [found.found(place) for place in range(len(self.persons))],
             self.key.fold("line-up"),
+            placebo=chosen,
             confidence=[found.sure(place) for place in range(len(self.persons))],
             groups=self.persons.class_names(),
         )
