@@ -223,7 +223,9 @@ class UpdateSettings(ReleaseSettings):
         example=103,
         least=-1,
     )
-    restarts: int = setting(4, "Restarts of gradient matching.", least=1)
+    restarts: int = setting(
+        4, "Restarts of gradient matching; one until --search-seconds buys each 400 steps.", least=1
+    )
     search_rate: float = setting(
         0.1, "Gradient matching: the largest step.", above=0, noun="a rate"
     )

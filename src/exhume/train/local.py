@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call, grad
+from torch.func import functional_call
 
 from exhume.core.contract import Architecture, ExhumeError, GradientOf, Key, Records
 from exhume.models.own_texts import LanguageModel
@@ -428,8 +428,7 @@ class LocalTraining:
                 return self.architecture.batch_loss(outputs, inputs, reduction)
             return batch_loss(outputs, labels, reduction, self.routine.loss)
 
-        slope: Tensor = grad(loss)(at)
-        return slope.detach()
+        return slope_at(loss, at)
 
     def __str__(self) -> str:
         private = f", differentially private: {self.privacy}" if self.privacy.clips else ""
@@ -439,6 +438,14 @@ class LocalTraining:
         more = f", {self.routine}" if str(self.routine) else ""
         loss = "" if self.routine.loss == "cross-entropy" else f"{self.routine.loss} "
         return f"{steps} of rate {self.rate:g}{more}, {self.reduction} {loss}loss{private}"
+
+
+def slope_at(loss: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
+    """(p,) the gradient there. `torch.func.grad` imports modules for a second: no plan waits for them."""
+    point = at.detach().requires_grad_(True)
+    with torch.enable_grad():
+        value = loss(point)
+    return torch.autograd.grad(value, point)[0]
 
 
 def half_precision(values: Tensor) -> float | None:

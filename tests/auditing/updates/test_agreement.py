@@ -12,6 +12,7 @@ from torch import nn
 
 from exhume import readers
 from exhume.auditing.kinds.update_files import ClientUpdate, client_updates
+from exhume.auditing.kinds.update_rows import with_search
 from exhume.auditing.premise import Agreement, agreement_of, agreements_of
 from exhume.core.contract import Gradient, Key, Records
 from exhume.defences.release import ClipRelease, NoiseRelease, PruneRelease, QuantiseRelease
@@ -212,3 +213,12 @@ def test_texts(key):
     )
     assert agreement_of(case, own).exact
     assert agreement_of(case, others).wrong
+
+
+@pytest.mark.parametrize(("seconds", "restarts"), [(0.5, 1), (1.0, 1), (2.0, 2), (30.0, 4)])
+def test_restarts_follow_the_steps_that_the_budget_buys(key, seconds, restarts):
+    update = case_of(MLP((1, 8, 8), (5,), 10, "relu"), drawn(2, key), key=key)
+    settings = UpdateSettings("m", made=1, batch_size=2, data="d", search_seconds=seconds, seed=0)
+    given = with_search(settings, [update])
+    assert given.restarts == restarts
+    assert restarts == 1 or given.search_steps >= 400

@@ -54,7 +54,6 @@ from exhume.auditing.kinds.update_rows import (
     candidates_of,
     keeps_order,
     listed_words_verdict,
-    matching_steps,
     noise_bound,
     observed_metrics,
     rows_on,
@@ -65,6 +64,7 @@ from exhume.auditing.kinds.update_rows import (
     unproved_verdict,
     unscored_evidence,
     with_less_noise,
+    with_search,
     with_words,
     wrong_records,
 )
@@ -192,7 +192,7 @@ class UpdateCase(Case):
             most = min(settings.search_seconds, budget / 2, seconds_to_search(budget, self.updates))
             settings = replace(settings, search_seconds=most)
         if not settings.search_steps and not isinstance(self.net, TextModel):
-            settings = replace(settings, search_steps=matching_steps(settings, self.updates))
+            settings = with_search(settings, self.updates)
         return replace(brief, update=replace(settings, threads=threads_for(settings.threads)))
 
     def resolved(self, brief: Brief, store: Store) -> UpdateCase:

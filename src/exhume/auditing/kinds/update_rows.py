@@ -114,6 +114,7 @@ _LITTLE, _EACH_NUMBER = 0.03, 2e-6  # seconds of it on a small one, and for each
 _ORDERS = 8  # times what finding the order of known records takes, where the records are not known
 _LEAST = 1e-3  # seconds of a search, which then makes the fewest steps there are
 _FEWEST, _MOST = 50, 2000  # steps of gradient matching
+_PATIENT = 400  # steps of a restart before there is another
 _FEW = 100  # steps of a search that is asked to be short: decoding follows it
 _TOLD = 3  # times what decoding takes where the statistics of batch norm are sent
 _AFTER_STEPS = 0.1  # relative misfit of a text's vector after several local steps
@@ -189,11 +190,11 @@ def _on_records(
         signed=images,
         polish=settings.polish,
     )
-    searching = settings.search_steps * _step_seconds(settings, updates)
+    searching = settings.search_steps * settings.restarts * _step_seconds(updates)
     steps = decoding_steps(settings, updates)
-    behind = 0.0 if isinstance(updates[0].architecture, MLP | TwoLayer) else _pass(updates)
-    told = _TOLD if updates[0].gradient.statistics else 1
-    decoding = exact_seconds(updates[:1]) + told * steps * behind
+    decoding = exact_seconds(updates[:1])
+    if not isinstance(updates[0].architecture, MLP | TwoLayer):
+        decoding += steps * _decoding_seconds(updates)
     first, later = partial(_row, updates), partial(_row, updates, needed=True)
     return [
         first("bias-ratio", BiasRatio()),
@@ -230,30 +231,36 @@ def _local_seconds(updates: Sequence[ClientUpdate]) -> float | None:
     return exact_seconds(updates) + _ORDERS * searched if searched else None
 
 
-def matching_steps(settings: UpdateSettings, updates: Sequence[ClientUpdate]) -> int:
-    """Steps of gradient matching, within its budget."""
-    within = settings.search_seconds / len(updates) / _step_seconds(settings, updates)
-    return max(_FEWEST, min(_MOST, int(within)))
+def with_search(settings: UpdateSettings, updates: Sequence[ClientUpdate]) -> UpdateSettings:
+    """Steps and restarts of gradient matching, within its budget: a restart only once each has its steps."""
+    within = settings.search_seconds / len(updates) / _step_seconds(updates)
+    restarts = max(1, min(settings.restarts, int(within / _PATIENT)))
+    steps = max(_FEWEST, min(_MOST, int(within / restarts)))
+    return replace(settings, restarts=restarts, search_steps=steps)
 
 
-def _step_seconds(settings: UpdateSettings, updates: Sequence[ClientUpdate]) -> float:
-    """One step of all restarts: two passes back, and overhead."""
-    batch = max(update.batch_size or 1 for update in updates)
-    forward = forward_operations(updates[0].architecture)
-    return settings.restarts * (seconds_of(9 * batch * forward) + 2e-3)
+def _step_seconds(updates: Sequence[ClientUpdate]) -> float:
+    """One step of one restart: two passes back, and overhead."""
+    return seconds_of(9 * _forward(updates)) + 2e-3
 
 
 def decoding_steps(settings: UpdateSettings, updates: Sequence[ClientUpdate]) -> int:
     """Steps of decoding: as many as it wants, within the budget of a search; few where few are asked for."""
-    within = int(settings.search_seconds / len(updates) / _pass(updates))
+    within = int(settings.search_seconds / len(updates) / _decoding_seconds(updates))
     wanted = FeatureDecoding.steps if settings.search_steps >= _FEW else settings.search_steps
     return max(1, min(wanted, max(_FEWEST, within)))
 
 
-def _pass(updates: Sequence[ClientUpdate]) -> float:
-    """Seconds of a pass forward and back of the largest batch."""
+def _decoding_seconds(updates: Sequence[ClientUpdate]) -> float:
+    """One step of decoding: a pass forward and back; more where batch norm's statistics are met, too."""
+    times = _TOLD if updates[0].gradient.statistics else 1
+    return times * (seconds_of(3 * _forward(updates)) + 2e-3)
+
+
+def _forward(updates: Sequence[ClientUpdate]) -> float:
+    """Operations of the largest batch's way through the network."""
     batch = max(update.batch_size or 1 for update in updates)
-    return seconds_of(3 * batch * forward_operations(updates[0].architecture)) + 2e-3
+    return batch * forward_operations(updates[0].architecture)
 
 
 # What came back: candidates, evidence, words
