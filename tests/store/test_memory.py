@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import resource
 
+import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from exhume.cli import app
 from exhume.core.contract import ExhumeError
 from exhume.store import memory
 from exhume.store.memory import check_memory, memory_here
@@ -72,3 +76,26 @@ def test_a_limit_of_the_address_space_counts():
         assert memory_here() == least
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def test_a_ceiling_of_the_user_counts(monkeypatch):
+    monkeypatch.setenv("EXHUME_MEMORY", "5MB")
+    with pytest.raises(ExhumeError, match=r"need 6\.0 MB of memory, 5\.0 MB are free"):
+        check_memory(6_000_000, "a: 1 record")
+    for wrong in ("4", "4G", "much", "-1GB"):
+        monkeypatch.setenv("EXHUME_MEMORY", wrong)
+        with pytest.raises(ExhumeError, match="is no size such as 500MB or 4GB"):
+            check_memory(1, "a: 1 record")
+
+
+def test_a_small_file_of_many_numbers_is_refused_unread(tmp_path):
+    """One megabyte that becomes gigabytes: uint8 as it is stored and, beside it, as float32."""
+    np.savez_compressed(
+        tmp_path / "z.npz", x=np.zeros((300, 1, 512, 512), np.uint8), y=np.arange(300) % 2
+    )
+    assert (tmp_path / "z.npz").stat().st_size < 1_000_000
+    given = ["--ceiling", "200MB", "audit", "--data", str(tmp_path / "z.npz"), "--dry-run"]
+    done = CliRunner().invoke(app, given)
+    assert done.exit_code == 2
+    assert "its arrays need 393.2 MB of memory, 200.0 MB are free" in done.stderr
+    assert "EXHUME_MEMORY" not in os.environ

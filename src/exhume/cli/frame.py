@@ -14,7 +14,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -25,7 +25,7 @@ import typer
 from typer.core import TyperGroup
 
 from exhume.core.errors import ExhumeError, printable, unfinished, unknown_name
-from exhume.core.notation import NO_CODE, about, duration_of
+from exhume.core.notation import CEILING, NO_CODE, about, duration_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -98,21 +98,32 @@ def _any_command(
         ),
     ] = False,
     no_code: Annotated[bool, typer.Option("--no-code", help=_NO_CODE)] = False,
+    ceiling: Annotated[
+        str, typer.Option(help="Refuse records that need more memory, such as 4GB.")
+    ] = "",
 ) -> None:
     ctx.with_resource(code_refused(no_code))
+    ctx.with_resource(_told(CEILING, ceiling))
+
+
+def code_refused(asked: bool) -> AbstractContextManager[None]:
+    """Inside, here and in every process that is begun, nothing of the user's own is run, if asked."""
+    return _told(NO_CODE, "1" if asked else "")
 
 
 @contextmanager
-def code_refused(asked: bool) -> Iterator[None]:
-    """Inside, here and in every process that is begun, nothing of the user's own is run, if asked."""
-    before = os.environ.get(NO_CODE)
-    if asked:
-        os.environ[NO_CODE] = "1"
+def _told(name: str, value: str) -> Iterator[None]:
+    """A variable of the environment, so that every process that is begun knows it; empty: as it was."""
+    before = os.environ.get(name)
+    if value:
+        os.environ[name] = value
     try:
         yield
     finally:
-        if asked and before is None:
-            del os.environ[NO_CODE]
+        if value and before is None:
+            del os.environ[name]
+        elif value and before is not None:
+            os.environ[name] = before
 
 
 data_app = typer.Typer(help="Named data sets.", no_args_is_help=True)

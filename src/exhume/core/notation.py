@@ -28,6 +28,10 @@ NO_CODE = "EXHUME_NO_CODE"
 """Where this is set in the environment, as `--no-code` does, nothing of the user's own is run."""
 
 
+CEILING = "EXHUME_MEMORY"
+"""In the environment, as `exhume --ceiling 4GB` puts it there: records that need more memory are refused."""
+
+
 def refuse_code(name: object, what: str) -> None:
     """Refuse to run what is called so, where no code may run. what: begins the sentence."""
     if os.environ.get(NO_CODE):

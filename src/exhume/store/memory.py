@@ -7,15 +7,29 @@ its address space, and what nobody else has taken of the machine's memory.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from exhume.core.contract import ExhumeError
+from exhume.core.notation import CEILING
 
 _GROUPS = Path("/sys/fs/cgroup")
 _OWN_GROUPS = Path("/proc/self/cgroup")
 _MACHINE = Path("/proc/meminfo")
+
+
+_UNITS = {"MB": 1e6, "GB": 1e9}
+
+
+def ceiling() -> float:
+    """Bytes that the user allows at most."""
+    text = os.environ.get(CEILING, "")
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([MG]B)", text.strip())
+    if text and found is None:
+        raise ExhumeError(f"{CEILING} (--ceiling): {text!r} is no size such as 500MB or 4GB")
+    return float(found[1]) * _UNITS[found[2]] if found else float("inf")
 
 
 def check_memory(needed: int, what: str) -> None:
@@ -41,7 +55,7 @@ def memory_here() -> float:
     machine = float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     space = resource.getrlimit(resource.RLIMIT_AS)[0]
     limits = [] if space == resource.RLIM_INFINITY else [float(space)]
-    return min(machine, *limits, *_group_limits(_GROUPS, _OWN_GROUPS), float("inf"))
+    return min(machine, *limits, *_group_limits(_GROUPS, _OWN_GROUPS), ceiling())
 
 
 def memory_free(machine: Path = _MACHINE) -> float:
