@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from exhume.attacks.split import inversion, queried, shadow
+from exhume.attacks.split import inversion, shadow
 from exhume.attacks.split.inversion import QueriedInversion, ShadowInversion, TrueHeadInversion
 from exhume.attacks.split.lookalike import LayerFit, Pass, Windows
 from exhume.core.contract import Knowledge, Records
@@ -30,7 +30,7 @@ from exhume.store.shards import NullStore
 from exhume.train import single as training
 from exhume.train.single import SplitJob, augmented_images
 
-MODULES = (training, single, dropout_ensemble, ensembler, shadow, inversion, queried)
+MODULES = (training, single, dropout_ensemble, ensembler, shadow, inversion)
 
 
 class Reached(Exception):
