@@ -221,14 +221,8 @@ def batch_loss(
 
 def record_losses(outputs: Tensor, labels: Tensor, loss: str = "cross-entropy") -> Tensor:
     """(n,) one for each record; their mean is `batch_loss`."""
-    if loss == "mse":
-        wanted = labels if labels.shape == outputs.shape else _as_numbers(labels, outputs)
-        return (outputs - wanted).square().mean(1)
-    if outputs.shape[1] == 1:
-        return F.binary_cross_entropy_with_logits(
-            outputs[:, 0], labels.to(outputs.dtype), reduction="none"
-        )
-    return F.cross_entropy(outputs, labels, reduction="none")
+    each = batch_loss(outputs, labels, "none", loss)
+    return each.mean(1) if each.ndim == 2 else each
 
 
 def _as_numbers(labels: Tensor, outputs: Tensor) -> Tensor:

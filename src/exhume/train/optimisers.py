@@ -2,7 +2,7 @@
 
 A rule's `next` is the arithmetic, out of place, on the weights and what the rule remembers. It takes the
 *sum* of the records' gradients and the number to divide it by, so that no pass over the records' errors is
-spent on a division. Stacks of models (`Optimiser.start`), a client's local steps and trainings that are
+spent on a division. Stacks of models (`updating`), a client's local steps and trainings that are
 differentiated all take their steps from here.
 
 Where a state is (k, p), the weights first, `push` carries a change of the state and of the gradient through
@@ -72,9 +72,6 @@ class Descent:
     def rule(self) -> HeavyBall:
         return HeavyBall(self.momentum, self.weight_decay)
 
-    def start(self, parameters: Sequence[Tensor]) -> Update:
-        return _updating(self.rule, parameters, self.rates)
-
     def __str__(self) -> str:
         decay = f", weight decay {self.weight_decay:g}" if self.weight_decay else ""
         rate = _rate_in_words(self.rate, self.schedule)
@@ -109,9 +106,6 @@ class Adam:
         decay, decoupled = self.weight_decay, self.decoupled
         return AdamRule(self.beta1, self.beta2, self.epsilon, decay, decoupled=decoupled)
 
-    def start(self, parameters: Sequence[Tensor]) -> Update:
-        return _updating(self.rule, parameters, self.rates)
-
     def __str__(self) -> str:
         kind = "decoupled weight decay" if self.decoupled else "weight decay"
         decay = f", {kind} {self.weight_decay:g}" if self.weight_decay else ""
@@ -131,8 +125,9 @@ def _check_steps(steps: int) -> None:
         raise ExhumeError(f"steps: {steps} given, at least 0 needed")
 
 
-def _updating(rule: Rule, parameters: Sequence[Tensor], rates: Sequence[float]) -> Update:
+def updating(optimiser: Optimiser, parameters: Sequence[Tensor]) -> Update:
     """Steps in place on a stack of models, tensor by tensor."""
+    rule, rates = optimiser.rule, optimiser.rates
     remembered = [rule.start(tensor)[1:] for tensor in parameters]
     done = 0
 

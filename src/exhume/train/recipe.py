@@ -24,7 +24,7 @@ from exhume.train import functional, stacked
 from exhume.train.dp import NOT_PRIVATE, NoiseStream, Privacy, Sampler, SampleStream
 from exhume.train.functional import Alone, SideBySide, drops, trained_alone
 from exhume.train.objective import CROSS_ENTROPY, Objective
-from exhume.train.optimisers import Descent, Optimiser
+from exhume.train.optimisers import Descent, Optimiser, updating
 from exhume.train.stacked import EVERY_RECORD, Order, Stack, StepPlan
 
 
@@ -213,7 +213,7 @@ def follow(
 ) -> Tensor:
     """(s, p) where an engine's models end that begin at (s, p)."""
     weights = engine.unpack(start)
-    update = optimiser.start(weights)
+    update = updating(optimiser, weights)
     steps = engine.gradients(weights, plan)
     for sums, records in islice(steps, optimiser.steps):
         if watch is not None:
