@@ -52,14 +52,14 @@ def test_without_ray_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     result = CliRunner().invoke(app, ["audit", "--data", "digits", "--ray", "auto"])
     assert result.exit_code == 2
-    assert result.stderr == "exhume: ray is not installed: pip install 'exhume[ray]'\n"
+    assert result.stderr == "exhume: a cluster needs ray: pip install 'exhume[ray]'\n"
 
 
 def test_a_broken_ray_is_not_an_absent_one(monkeypatch):
     def broken(name):
         raise ModuleNotFoundError("No module named 'msgpack'", name="msgpack")
 
-    monkeypatch.setattr(scale, "import_module", broken)
+    monkeypatch.setattr("exhume.core.errors.import_module", broken)
     with pytest.raises(ModuleNotFoundError, match="msgpack"), spread_over(Cluster()):
         pass
 

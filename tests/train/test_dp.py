@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import builtins
 import math
+import sys
 
 import dp_accounting
 import pytest
@@ -214,14 +214,7 @@ def test_impossible_settings_are_named(call, message):
 
 
 def test_a_missing_accountant_is_named(monkeypatch):
-    original = builtins.__import__
-
-    def without(name, *rest):
-        if name.startswith("dp_accounting"):
-            raise ImportError(name)
-        return original(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
     with pytest.raises(ExhumeError, match=r"pip install 'exhume\[dp\]'"):
         epsilon(1.0, 10)
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 # Control characters, ends of lines and pages, changes of direction, bytes that are no text.
 _RAW = re.compile(
@@ -59,3 +61,14 @@ def nearest(given: str, names: Iterable[str]) -> str:
 def unfinished(result: Path) -> ExhumeError:
     """The error for a folder without the file that a finished run has."""
     return ExhumeError(f"{result}: missing, so there is no finished run to draw here")
+
+
+def optional(name: str, extra: str, what: str) -> Any:
+    """The module of a package that need not be there; without it, a sentence on what needs it."""
+    package = name.partition(".")[0]
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        if str(error.name).partition(".")[0] != package:
+            raise
+        raise ExhumeError(f"{what} needs {package}: pip install 'exhume[{extra}]'") from None

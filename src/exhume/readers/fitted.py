@@ -10,7 +10,6 @@ A .skops file is loaded only if it names nothing but scikit-learn's own types: n
 from __future__ import annotations
 
 import zipfile
-from importlib import import_module
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from sklearn.pipeline import Pipeline
 from torch import Tensor, nn
 
 from exhume.core.contract import ExhumeError, NotApplicable, Records, Weights
+from exhume.core.errors import optional
 from exhume.core.own_code import first_line
 from exhume.core.records import Column, rows_of_regression
 from exhume.models.mlp import MLP
@@ -120,10 +120,7 @@ def read_skops(path: Path) -> Any:
         raise ExhumeError(
             f"model: {path} is not a .skops file; pickles and joblib files run code and are not read"
         )
-    try:
-        skops = import_module("skops.io")
-    except ModuleNotFoundError:
-        raise ExhumeError("a .skops file needs skops: pip install 'exhume[skops]'") from None
+    skops = optional("skops.io", "skops", "a .skops file")
     try:
         with zipfile.ZipFile(path) as archive:
             size = sum(member.file_size for member in archive.infolist())

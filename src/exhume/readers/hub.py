@@ -8,7 +8,6 @@ sentence; else all columns of single numbers together. input_ids are tokens, and
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -16,6 +15,7 @@ import numpy as np
 import torch
 
 from exhume.core.contract import ExhumeError, Progress, Records, silent
+from exhume.core.errors import optional
 from exhume.core.files import object_at
 from exhume.readers.arrays import Array, checked_inputs, named_labels
 from exhume.readers.images import Blob, stack
@@ -192,12 +192,7 @@ def _piece(file: Path, names: list[str]) -> Any:
 
 
 def _pyarrow() -> Any:
-    try:
-        return import_module("pyarrow")
-    except ModuleNotFoundError:
-        raise ExhumeError(
-            "a Hugging Face datasets folder needs pyarrow: pip install 'exhume[hf]'"
-        ) from None
+    return optional("pyarrow", "hf", "a Hugging Face datasets folder")
 
 
 def _numbers(cells: list[Any], where: str) -> Array:

@@ -13,14 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import import_module
-from importlib.util import find_spec
 
 import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from exhume.core.contract import ExhumeError, Key, Reconstruction, Records, Secret
+from exhume.core.errors import optional
 from exhume.models.split.seq2seq import PADDING, UNKNOWN, read_out
 from exhume.score.batches import FEWEST_OTHERS, UpdateScores, against_decoys, split_decoys
 from exhume.score.lineup import Alike
@@ -270,7 +269,5 @@ def score_sentences(
 
 def bleu(found: Sequence[str], wanted: Sequence[str]) -> float:
     """BLEU of sentences whose words are set apart by blanks."""
-    if find_spec("sacrebleu") is None:
-        raise ExhumeError("BLEU needs sacrebleu: pip install 'exhume[text]'")
-    corpus_bleu = import_module("sacrebleu").corpus_bleu
+    corpus_bleu = optional("sacrebleu", "text", "BLEU").corpus_bleu
     return float(corpus_bleu(list(found), [list(wanted)], tokenize="none", force=True).score)

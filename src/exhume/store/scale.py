@@ -26,13 +26,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from importlib import import_module
 from importlib.metadata import version
 from typing import Any, TypeVar
 
 import torch
 
 from exhume.core.contract import ExhumeError
+from exhume.core.errors import optional
 from exhume.store.workers import RETRIES, JobAnswer, attempt, drive, pinned, run_in_processes
 
 _WORTH = 20.0  # estimated seconds of one thread from which on starting processes (2 to 3 s) pays
@@ -295,12 +295,7 @@ def _gpu_name() -> str:
 
 
 def _ray() -> Any:
-    try:
-        return import_module("ray")
-    except ModuleNotFoundError as error:
-        if error.name != "ray":
-            raise
-        raise ExhumeError("ray is not installed: pip install 'exhume[ray]'") from None
+    return optional("ray", "ray", "a cluster")
 
 
 def _connect(where: Cluster) -> bool:

@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from exhume.core.contract import ExhumeError, Key, NotApplicable
+from exhume.core.errors import optional
 
 _ON_GRID = 0.2  # noise multiplier from which the privacy loss fits a grid
 
@@ -160,7 +161,7 @@ def epsilon(noise: float, steps: int, *, delta: float = 1e-5, sampling: float = 
         return 0.0
     if noise <= 0:
         return math.inf
-    library = _dp_accounting()
+    library = optional("dp_accounting", "dp", "epsilon")
     if sampling == 1:
         return float(library.get_epsilon_gaussian(noise / math.sqrt(steps), delta))
     from dp_accounting.pld import PLDAccountant
@@ -181,15 +182,8 @@ def noise_for_epsilon(target: float, steps: int, *, delta: float = 1e-5) -> floa
     """The noise multiplier with which `steps` full-batch steps have this epsilon."""
     if not 0 < target < math.inf:
         raise ExhumeError(f"epsilon: {target} given, a finite number above 0 is needed")
-    return float(_dp_accounting().get_sigma_gaussian(target, delta)) * math.sqrt(steps)
-
-
-def _dp_accounting() -> Any:
-    try:
-        import dp_accounting
-    except ImportError as error:
-        raise ExhumeError("epsilon needs dp-accounting: pip install 'exhume[dp]'") from error
-    return dp_accounting
+    library = optional("dp_accounting", "dp", "epsilon")
+    return float(library.get_sigma_gaussian(target, delta)) * math.sqrt(steps)
 
 
 @dataclass(frozen=True)
