@@ -1,17 +1,25 @@
 """Budgets hold: what is finished in time is judged and written, whatever the estimates were."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 
 import exhume
-from exhume.auditing.kinds.training import CLOSED_FORM, TrainingCase
+from exhume import readers
+from exhume.auditing.judge import Judged
+from exhume.auditing.kinds.training import CLOSED_FORM, TrainingCase, read_training
+from exhume.auditing.next_step import next_step
 from exhume.auditing.plan import BY_HAND, TOO_LATE, Clock, stopped
-from exhume.core.contract import silent
+from exhume.core.contract import Outcome, Status, silent
 from exhume.core.errors import OutOfTime
-from exhume.core.results import read_result
+from exhume.core.evidence import ControlRow, LineupRow
+from exhume.core.results import Findings, Section, read_result
 from exhume.report.page import draw
+from exhume.score.verdict import not_audited
+from exhume.settings import Brief
+from exhume.store.shards import NullStore
 
 
 @pytest.fixture
@@ -84,3 +92,26 @@ def test_after_ctrl_c_the_report_draws_what_there_is(brief, tmp_path, monkeypatc
     assert draw(tmp_path / "run").exists()
     whole = exhume.audit(brief, tmp_path / "run")
     assert whole.result.strongest is not None
+
+
+def stand_in(case, rung, **section):
+    """A judged audit of this case in which a rung was tried and nothing works."""
+    lineup = LineupRow(1, 12, 20, 0.05, 0.4, needed=5, detectable=0.6)
+    spec = Section(CLOSED_FORM, Status(Outcome.CONVERGED), release=case.title, lineup=lineup)
+    findings = Findings(replace(spec, **section), not_audited("nothing was shown"))
+    control = ControlRow(case.title, CLOSED_FORM.id, "times", "16", "", note=rung, targets=12)
+    return Judged([findings], {}, controls=(control,))
+
+
+def test_what_was_tried_in_vain_is_tried_with_more_as_far_as_records_go(brief):
+    read = Brief.from_mapping(brief).resolved()
+    case = read_training(read, lambda *_: readers.load(brief["data"]["source"]))
+    case = case.resolved(read.with_settings(case.settings), NullStore())
+    next_one = partial(next_step, case, budget=60.0, tests=4)
+    said = next_one(stand_in(case, ""))
+    assert said.startswith("the same command with --targets 50 --shadows 240 --budget 1m")
+    assert said.endswith("50 targets would show a leak of 27% or more")
+    assert "--shadows 60 " in next_one(stand_in(case, TOO_LATE))
+    assert next_one(stand_in(case, "", doubt="it did not converge")) == ""
+    full = replace(case, settings=case.settings.with_values("data", shadows=400))
+    assert next_step(full, stand_in(full, ""), budget=None, tests=4).startswith("give more records")

@@ -355,7 +355,10 @@ class Case(Protocol):
         return ()
 
     def with_more(self, times: int) -> tuple[Self, dict[str, int]] | None:
-        """This system with so many times the effort, and the command's options for it; None: it has none."""
+        """This system with so many times the effort, and the command's options for it.
+
+        No options: its records do not go further. None: it has none for its effort.
+        """
         return None
 
     def redealt(self) -> Self:

@@ -39,15 +39,19 @@ def next_step(case: Case, judged: Judged, *, budget: float | None, tests: int) -
         return ""
     climbed = any(not row.note for row in controls)
     more = case.with_more(_MORE if climbed else 1)
-    longer, options = (case, {}) if more is None else more
-    if not options and not late and climbed:
+    if not late and more is None and (climbed or not any(one.seconds for one in case.ladders())):
         return ""
+    if climbed and not late and more is not None and not more[1]:
+        return "give more records of the same kind: these leave no room for more effort"
+    longer, options = (case, {}) if more is None else more
     named = " ".join(f"--{name} {count}" for name, count in options.items())
     seconds = _seconds(longer)
     if budget is not None:
         seconds = max(seconds, 2 * budget if late else 0.0)
         minutes = math.ceil(_SPARE * seconds / 60)
         named += f" --budget {minutes}m"
+    if not named:
+        return ""
     takes = f"about {duration_of(_SPARE * seconds)}"
     shown = _noticed(own, options.get("targets"), tests)
     return f"the same command with {named.strip()} and another --out: {takes}{shown}"

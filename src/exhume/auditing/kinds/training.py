@@ -471,11 +471,13 @@ class TrainingCase(Case):
     # Fixes
 
     def with_more(self, times: int) -> tuple[TrainingCase, dict[str, int]]:
-        """More targets, where there were few, and more shadow models, as far as the records go."""
+        """More targets, where there were few, and more shadow models, if records allow half as many more."""
         sizes = self.settings.data
         targets = max(sizes.targets, min(ENOUGH, len(self.records) // 5))
         left = len(self.records) - sizes.fixed - targets - sizes.public - sizes.test
         options = {"targets": targets, "shadows": min(times * sizes.shadows, left)}
+        if times > 1 and options["shadows"] < 1.5 * sizes.shadows:
+            return self, {}
         settings = self.settings.with_values("data", **options)
         return replace(self, settings=settings, game=None), options
 
