@@ -41,7 +41,8 @@ def audit(
 
     records: a pair (inputs, labels) of arrays or tensors, a torch Dataset, or the name or path of a set.
     train: `train(model, inputs, labels)`, or keys of [victim]: {"optimiser": "sgd", "batch": 32}.
-    strangers: of a checkpoint, records like those that it was not trained on. settings: more of a brief.
+    strangers: of a checkpoint or a fitted model, records like those that it was not trained on.
+    settings: more of a brief.
 
     The same call resumes a stopped run. The brief has these sections and keys; which sections are there
     says what is released:
@@ -120,6 +121,7 @@ def audit_fitted(
     labels: Any,
     out: str | _Path,
     *,
+    others: Any = None,
     targets: int = 0,
     seed: int = 0,
     progress: Progress | None = None,
@@ -129,6 +131,7 @@ def audit_fitted(
     """Audit a fitted `LogisticRegression`, `LinearRegression` or `Ridge` with what it was fitted on.
 
     inputs: (n, d) numbers as the model saw them; labels: (n,) members of `model.classes_`, or targets.
+    others: a pair of the same, of records that it was not fitted on: then there is a line-up, too.
 
     >>> exhume.audit_fitted(LogisticRegression(tol=1e-8).fit(x, y), x, y, out="run")
     """
@@ -136,6 +139,7 @@ def audit_fitted(
         model,
         (inputs, labels),
         out,
+        strangers=others,
         settings={"seed": seed, "fitted": {"targets": targets}},
         progress=progress,
         redact=redact,

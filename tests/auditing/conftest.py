@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partialmethod
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import exhume
 from exhume.auditing import controls
 from exhume.core.contract import Key
+from exhume.score.lineup import Lineup
 
 
 @pytest.fixture(scope="session")
@@ -46,3 +48,9 @@ def canned(monkeypatch) -> None:
         return dict(case.find(tuple(row.id for row in rows)))
 
     monkeypatch.setattr(controls, "line_ups", line_ups)
+
+
+@pytest.fixture
+def fewer_draws(monkeypatch) -> None:
+    """Line-ups of 999 permutations, where hundreds of them are made."""
+    monkeypatch.setattr(Lineup, "score", partialmethod(Lineup.score, draws=999))

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
+from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 
 import exhume
+from exhume.core.contract import Records
+from exhume.studies.verdict import nets
 
 pytestmark = pytest.mark.slow
-NETS = "exhume.studies.verdict.nets"
+NETS = nets.__name__
+_SETS = {"trained_on": "own", "decoys": "others"}
 
 
 def words_of(brief, section, key, values, out):
@@ -59,6 +64,27 @@ def test_features(key, tmp_path):
     }
     values = {"held": (400, 100, 40), "attack_epochs": (8, 2, 1)}[key]
     assert never_reassured_by_less(words_of(brief, "split", key, values, tmp_path))
+
+
+@pytest.mark.parametrize(("key", "values"), [("steps", (120, 30, 5)), ("restarts", (3, 1))])
+def test_checkpoints(key, values, tmp_path):
+    digits = load_digits()
+    x, y = digits.images[:, None].astype("float32") / 16, digits.target
+    for name, rows in (("own", slice(0, 40)), ("others", slice(40, 700))):
+        np.savez(tmp_path / f"{name}.npz", x=x[rows], y=y[rows])
+    net = nets.small()
+    own = Records(torch.from_numpy(x[:40]), torch.from_numpy(y[:40]).long(), ())
+    nets.rescaled(net, own, torch.Generator().manual_seed(0))
+    torch.save(net.state_dict(), tmp_path / "net.pt")
+    brief = {
+        "victim": {"released": False},
+        "machine": {"threads": 1},
+        "checkpoint": {
+            **{"file": str(tmp_path / "net.pt"), "mean": "0", "restarts": 2, "steps": 60},
+            **{name: str(tmp_path / f"{file}.npz") for name, file in _SETS.items()},
+        },
+    }
+    assert never_reassured_by_less(words_of(brief, "checkpoint", key, values, tmp_path))
 
 
 def test_fitted(tmp_path):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from exhume.core.contract import Key, Records
-from exhume.score.lineup import Lineup, likeness
+from exhume.score.lineup import Lineup, likeness, likeness_anew
 from exhume.score.places import Places, batch_answers, line_up, places_for
 
 KEY = Key.from_seed(6)
@@ -103,9 +103,9 @@ def test_the_count_is_that_of_the_definition():
         for batch, some in zip(batches, noise, strict=True)
     ]
     answers = batch_answers(places, candidates, batches)
-    lineup = Lineup(answers.similarity(), places.release, places.stratum, answers)
+    lineup = Lineup(likeness_anew(answers), places.release, places.stratum, answers)
     drawn = lineup._strangers(12, KEY)
-    counts = lineup._permuted_batches(drawn, 60, KEY.fold("permutations"))
+    counts = lineup._permuted_anew(answers, drawn, 60, KEY.fold("permutations"))
     expected = naive_counts(places, candidates, batches, lineup, drawn, 60)
     assert counts.tolist() == expected
     assert len(set(expected)) > 2
@@ -129,7 +129,7 @@ def null_p(draw, classes=1, batches=4, size=16, answers=24):
         0.5 + shrink * (one - 0.5) for one, shrink in zip(some, (0.2, 0.5, 0.8, 1.0), strict=True)
     ]
     found = batch_answers(places, candidates, private)
-    lineup = Lineup(found.similarity(), places.release, places.stratum, found)
+    lineup = Lineup(likeness_anew(found), places.release, places.stratum, found)
     return lineup.score(key, draws=999, strangers=30).p
 
 
@@ -146,19 +146,19 @@ def test_an_average_identifies_nobody_and_a_record_is_identified():
     batches, strangers = [everyone[:8], everyone[8:16]], everyone[16:]
     places = placed(batches, strangers)
     means = [batch.inputs.mean(0, keepdim=True) for batch in batches]
-    row, ranks = line_up(places, means, KEY, batches=batch_answers(places, means, batches))
+    row, ranks = line_up(places, means, KEY, redealt=batch_answers(places, means, batches))
     assert (row.identified, row.p) == (0, 1.0)
     assert bool((ranks > 1).all())
     exact = [
         torch.cat([batch.inputs[:4], mean]) for batch, mean in zip(batches, means, strict=True)
     ]
     found = batch_answers(places, exact, batches)
-    row, ranks = line_up(places, exact, KEY, batches=found)
+    row, ranks = line_up(places, exact, KEY, redealt=found)
     assert (found.dropped, row.p) == (2, 1e-4)
     assert ranks.tolist()[:4] == ranks.tolist()[8:12] == [1] * 4
     nobody = [exact[0][:0], exact[1]]
     found = batch_answers(places, nobody, batches)
-    _, ranks = line_up(places, nobody, KEY, batches=found)
+    _, ranks = line_up(places, nobody, KEY, redealt=found)
     assert bool((ranks[:8] > 1).all())
     assert ranks.tolist()[8:12] == [1] * 4
 
@@ -171,5 +171,5 @@ def test_places_without_batches_are_as_they_were():
     candidates = [everyone.inputs[:1], everyone.inputs[1:2]]
     batches = [everyone[:1], everyone[1:2]]
     found = batch_answers(places, candidates, batches)
-    for left, right in zip(found.similarity(), likeness(candidates, places.inputs), strict=True):
+    for left, right in zip(likeness_anew(found), likeness(candidates, places.inputs), strict=True):
         torch.testing.assert_close(left, right)

@@ -260,7 +260,7 @@ def _lineup(seats: Seats, candidates: Sequence[Tensor]) -> tuple[Lineup, int | N
     """With the number of averages among the candidates; None: there are no batches."""
     places, alike = seats.places, seats.alike
     if not seats.batches:
-        return lineup_of(places, candidates, alike), None
+        return lineup_of(places, candidates, alike, seats.redealt), None
     batches = batch_answers(places, candidates, seats.batches, alike)
     return lineup_of(places, candidates, alike, batches), batches.dropped
 

@@ -38,7 +38,7 @@ from exhume.core.records import Column
 from exhume.core.results import NOT_JUDGED, AttackSpec, Chart, Facts, Findings, Rate, Verdict
 from exhume.readers import TextReading
 from exhume.report.folder import RunFolder
-from exhume.score.lineup import Alike
+from exhume.score.lineup import Alike, Redealt
 from exhume.score.places import Places
 from exhume.settings import Brief, ReleaseSettings
 
@@ -151,6 +151,7 @@ class Seats:
     wrong: str = ""  # that these are not its records
     confidence: Sequence[Tensor] = ()  # (k,) of the candidates
     groups: Sequence[str] = ()  # (t,) that the targets belong to
+    redealt: Redealt | None = None  # in the candidates' place: they depend on who sits where
     game: Literal["", "independent", "shared"] = (
         ""  # Balle22's: is training random for each target by itself
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from exhume.auditing.case import Ladder
 from exhume.auditing.controls import LadderResult, climb, reach_chart
+from exhume.auditing.look import STORED
 from exhume.core.contract import Progress
 from exhume.core.evidence import ControlRow, LineupRow, Reach
 from exhume.core.results import Chart, Findings, PlannedAttack, Section, Verdict, Word
@@ -121,7 +122,8 @@ def _to_control(own: Sequence[Findings]) -> dict[str, str]:
     deciding = [*counted, *(one.section for one in own if one.section.knows_more)]
     if any(found_something(section) for section in deciding) or _doubts(counted):
         return {}
-    return {section.spec.id: section.spec.name for section in counted if silent(section)}
+    attacks = [section for section in counted if section.spec != STORED]  # a look earns nothing
+    return {section.spec.id: section.spec.name for section in attacks if silent(section)}
 
 
 def _doubts(counted: Sequence[Section]) -> list[str]:
@@ -174,7 +176,7 @@ def _of_release(
     deciding.sort(key=lambda one: (one.share, _reach_low(one, reach)), reverse=True)
     verdict = gravest([one.verdict for one in deciding])
     if verdict.word == "not audited":
-        return _why_not(deciding)
+        return _why_not(deciding, reach)
     return verdict
 
 
@@ -183,11 +185,12 @@ def _reach_low(one: Findings, reach: Mapping[str, Reach]) -> float:
     return found.low if found is not None else -1.0
 
 
-def _why_not(deciding: Sequence[Findings]) -> Verdict:
-    """The doubt about the attack that got furthest; else why nothing could be mounted."""
-    doubted = [one for one in deciding if one.section.applies and unsettled(one.section)]
+def _why_not(deciding: Sequence[Findings], reach: Mapping[str, Reach]) -> Verdict:
+    """The doubt about the attack that got furthest; else what controls showed, or why nothing was mounted."""
     ran = [one for one in deciding if one.section.applies]
-    return (doubted or ran or list(deciding))[0].verdict
+    doubted = [one for one in ran if unsettled(one.section)]
+    controlled = [one for one in ran if one.section.spec.id in reach]
+    return (doubted or controlled or ran or list(deciding))[0].verdict
 
 
 def _left_out(plan: Sequence[PlannedAttack], release: str) -> str:

@@ -74,8 +74,8 @@ def in_memory(
         trained, others = (_labelled(model, given) for given in (records, strangers))
         return _checkpoint(network_of_mlp(model), trained, others, settings, progress)
     if isinstance(model, BaseEstimator):
-        _refuse("a fitted model", train=train, strangers=strangers)
-        return _fitted(model, records, settings, progress)
+        _refuse("a fitted model", train=train)
+        return _fitted(model, records, strangers, settings, progress)
     if train is None and isinstance(model, nn.Module):
         return _checkpoint(model, records, strangers, settings, progress)
     if train is None or not (isinstance(model, nn.Module) or callable(model)):
@@ -156,20 +156,40 @@ def _labelled(model: MLPClassifier, given: Any) -> Any:
 
 
 def _fitted(
-    model: BaseEstimator, given: Any, settings: Mapping[str, Any], progress: Progress
+    model: BaseEstimator,
+    given: Any,
+    strangers: Any,
+    settings: Mapping[str, Any],
+    progress: Progress,
 ) -> InMemory:
-    if isinstance(given, tuple | list) and len(given) == 2:
-        records = records_of_fitted(model, *given)
-    else:
-        known, _ = records_in(given, "records", progress, _missing(settings))
-        names = np.asarray([known.classes[label] for label in known.labels.tolist()])
-        classes = np.asarray(getattr(model, "classes_", names))
-        records = records_of_fitted(model, known.inputs.flatten(1), names.astype(classes.dtype))
+    missing = _missing(settings)
+    inputs, labels = _pair_for(model, given, "records", progress, missing)
+    count, others = len(labels), None
+    if strangers is not None:  # in one go: classes of a regression are tenths of all targets
+        more, their_labels = _pair_for(model, strangers, "strangers", progress, missing)
+        inputs, labels = np.concatenate([inputs, more]), np.concatenate([labels, their_labels])
+    records = records_of_fitted(model, inputs, labels)
+    if strangers is not None:
+        records, others = records[:count], records[count:]
     brief = _brief(settings, "", fitted={})
     assert brief.fitted is not None  # the section above
-    case = fitted_case(brief.fitted, records, brief.settings.seed, "in memory", model)
-    folder = _folder("fitted", brief, digest(records), *case.digests().values())
+    seed = brief.settings.seed
+    case = fitted_case(brief.fitted, records, seed, "in memory", model, others=others)
+    digests = [digest(one) for one in (records, others) if one is not None]
+    folder = _folder("fitted", brief, *digests, *case.digests().values())
     return InMemory(brief, {"fitted": case}, folder)
+
+
+def _pair_for(
+    model: BaseEstimator, given: Any, what: str, progress: Progress, missing: str
+) -> tuple[Any, Any]:
+    """Inputs and labels as the fitted model takes them."""
+    if isinstance(given, tuple | list) and len(given) == 2:
+        return given[0], given[1]
+    known, _ = records_in(given, what, progress, missing)
+    names = np.asarray([known.classes[label] for label in known.labels.tolist()])
+    classes = np.asarray(getattr(model, "classes_", names))
+    return known.inputs.flatten(1), names.astype(classes.dtype)
 
 
 def _brief(settings: Mapping[str, Any], source: str, **released: Mapping[str, Any]) -> Brief:

@@ -279,7 +279,7 @@ def check_named_records(
     doubts |= dict.fromkeys(doubt for each in agreements.values() if (doubt := each.doubt))
     truth = replace(
         truth,
-        premise=_premise_of(list(agreements.values())),
+        premise=_premise_of(list(agreements.values()), updates, truth),
         wrong=next(iter(wrong.values()), "").rstrip("."),
         strange=frozenset(wrong),
         exact=frozenset(name for name, each in agreements.items() if each.exact),
@@ -295,7 +295,9 @@ def check_named_records(
     return checked, truth
 
 
-def _premise_of(agreements: Sequence[Agreement]) -> Premise | None:
+def _premise_of(
+    agreements: Sequence[Agreement], updates: Sequence[ClientUpdate], truth: Truth
+) -> Premise | None:
     """What is said of the client whose records explain least; None: none of them could be compared."""
     known = [each for each in agreements if each.known]
     if not known:
@@ -303,5 +305,12 @@ def _premise_of(agreements: Sequence[Agreement]) -> Premise | None:
     worst = max(known, key=lambda each: (each.wrong, each._left))
     why = worst.sentence.rstrip(".") if worst.wrong else ""
     statistic = "share of the update that the named records leave unexplained"
-    holds = not worst.wrong
-    return Premise(statistic, worst._left, _EXACT, holds, sentence=worst.sentence, why=why)
+    limit, stranger = max(_EXACT, 0.0 if worst.wrong else worst._left), None
+    if not (worst.wrong or worst.renumbered) and len(truth.others):
+        sent = next(update for update in updates if update.client == worst.client)
+        rest = truth.private[worst.client][1:]
+        swapped = _compared(sent, Records.joined([truth.others[:1], rest]))
+        stranger = swapped._left if swapped.known else None
+        limit = max(limit, 0.0 if swapped.wrong or stranger is None else stranger)
+    holds, sentence = not worst.wrong, worst.sentence
+    return Premise(statistic, worst._left, limit, holds, stranger, sentence, why)

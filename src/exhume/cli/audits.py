@@ -250,7 +250,7 @@ def _brief_of(kind: type[ReleaseSettings]) -> Callable[[dict[str, Any]], Brief]:
         if kind is not CheckpointSettings:
             values.setdefault("model", "")  # no other section could say it
         machine = MachineSettings(**values_of(MachineSettings, given))
-        data = DataSettings(source, missing=given["missing"] or "")
+        data = DataSettings(source, missing=given["missing"] or "", group=given["group"] or "")
         settings = Settings(given["seed"] or 0, data, machine=machine)
         return Brief.of(kind(**values), settings)
 
@@ -265,7 +265,7 @@ _CONFIG = Parameter(
         Path | None, typer.Argument(help="A TOML file of settings; options win over it.")
     ],
 )
-_TABLES = options_of(DataSettings, only=["missing"])
+_TABLES = options_of(DataSettings, only=["missing", "group"])
 _DOORS = (
     _Door(
         "audit",

@@ -56,6 +56,13 @@ class Premise:
     sentence: str = ""
     why: str = ""  # completes "not audited: …" where it does not hold
 
+    @property
+    def said(self) -> str:
+        """With what it is worth."""
+        if not self.holds or self.stranger is None or self.stranger > self.limit:
+            return self.sentence
+        return f"{self.sentence} It passes with a stranger in a record's place, too, so that it says little."
+
 
 @dataclass(frozen=True)
 class Epsilon:

@@ -8,7 +8,7 @@ not the counts by chance.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -77,21 +77,24 @@ class Batches:
 
     answers: tuple[BatchAnswers, ...]
     records: int  # at places, and besides
+    entered = False  # who is in another batch changes nothing
 
     @property
-    def groups(self) -> bool:
+    def depends(self) -> bool:
         """Some batch has several records, so that it has an average."""
         return any(answers.groups for answers in self.answers)
+
+    def each(self, seated: Tensor) -> Iterator[tuple[int, Tensor, tuple[Tensor, ...]]]:
+        """Without the averages of the batches that sit there."""
+        for release, answers in enumerate(self.answers):
+            good = answers.no_averages(seated)
+            some = good.any(1).nonzero()[:, 0]
+            yield release, some, answers.best(good[some])
 
     @property
     def dropped(self) -> int:
         """Candidates that are averages of the true batches."""
         return sum(int((~good).sum()) for good in self._good())
-
-    def similarity(self) -> tuple[Tensor, ...]:
-        """(a, n) for each measure, averages of the true batches left out."""
-        rows = [one.best(good) for one, good in zip(self.answers, self._good(), strict=True)]
-        return tuple(torch.cat(measure) for measure in zip(*rows, strict=True))
 
     def _good(self) -> list[Tensor]:
         seated = torch.arange(self.records)[None]

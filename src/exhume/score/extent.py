@@ -21,10 +21,12 @@ from scipy.stats import beta, norm
 from torch import Tensor
 
 from exhume.core.evidence import Epsilon, GroupRow
+from exhume.core.records import Column
 from exhume.score.intervals import clopper_pearson
 
 _TAIL = 0.05  # of a one-sided limit, for all rows of an audit together
 _MISSED = 0.05  # of all intervals of groups together
+_VALUES, _PARTS = 10, 4  # different numbers of a column; of more, so many ranges with as many records
 
 
 def epsilon_shown(
@@ -81,6 +83,19 @@ def groups_of(ranks: Tensor, groups: Sequence[str]) -> tuple[GroupRow, ...] | No
         low, high = clopper_pearson(identified, targets, 1 - _MISSED / len(names))
         rows.append(GroupRow(name, identified, targets, low, high, low > overall))
     return tuple(rows)
+
+
+def groups_in(inputs: Tensor, columns: Sequence[Column], name: str) -> list[str]:
+    """(t, d) rows of a table to the group of each by a column: a text, a number, or a range of numbers."""
+    place = [column.name for column in columns].index(name)
+    column = columns[place]
+    part = torch.split(inputs.flatten(1), [one.width for one in columns], dim=1)[place]
+    if column.texts or len(torch.unique(part)) <= _VALUES:
+        return [f"{name} {column.decode(row)}" for row in part]
+    cuts = torch.quantile(part[:, 0].double(), torch.linspace(0, 1, _PARTS + 1).double())
+    ends = [column.decode(cut[None]) for cut in cuts]
+    number = torch.bucketize(part[:, 0].double(), cuts[1:-1], right=True).tolist()
+    return [f"{name} {ends[i]} to {ends[i + 1]}" for i in number]
 
 
 def sentence_on_groups(rows: Sequence[GroupRow]) -> str:

@@ -14,22 +14,23 @@ code. Images have two measures, and first by either counts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 from types import MappingProxyType
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from exhume.core.contract import ExhumeError, Key
 from exhume.core.evidence import LineupRow
-from exhume.score.averages import Batches
 from exhume.score.intervals import rate_reaching
 from exhume.score.measures import directions
 
 LEVEL = 0.01  # of an audit
 USUAL, FEWEST, MOST = 99, 9, 1999  # strangers of a target
-_DRAWS = 9999  # permutations
+_DRAWS, _ANEW = 9999, 1999  # permutations; where each has all answers worked out anew
 _AT_ONCE = 1000
 
 
@@ -77,6 +78,33 @@ class LineupScore:
         return among_tests(row, tests)
 
 
+@runtime_checkable
+class Redealt(Protocol):
+    """Answers that depend on who sits where: a permutation makes them anew."""
+
+    @property
+    def records(self) -> int:
+        """At places, and besides."""
+        ...
+
+    @property
+    def depends(self) -> bool:
+        """They do depend on it; else what was found once holds for every permutation."""
+        ...
+
+    @property
+    def entered(self) -> bool:
+        """Targets enter each other's answers, so that none of them is another's stranger."""
+        ...
+
+    def each(self, seated: Tensor) -> Iterator[tuple[int, Tensor, tuple[Tensor, ...]]]:
+        """Of every release its number, the rows (s,) of `seated` in which something answers it, and (s, n).
+
+        seated: (d, records) the record at every place. (s, n): similarity of every record, by measure.
+        """
+        ...
+
+
 @dataclass(frozen=True, eq=False)
 class Lineup:
     """Records at their places, and how alike each is to what answers each release."""
@@ -84,7 +112,7 @@ class Lineup:
     similarity: tuple[Tensor, ...]  # (a, n) for each measure; larger is more alike
     release: Tensor  # (n,) the release that a place belongs to; -1: a stranger's place
     stratum: Tensor  # (n,)
-    batches: Batches | None = None  # of which averages count for nobody
+    redealt: Redealt | None = None
 
     def __post_init__(self) -> None:
         places = len(self.release)
@@ -99,21 +127,29 @@ class Lineup:
         key: Key,
         *,
         strangers: int = USUAL,
-        draws: int = _DRAWS,
+        draws: int = 0,
+        tests: int = 1,
         only: Tensor | None = None,
         before: Mapping[int, Tensor] = MappingProxyType({}),
     ) -> LineupScore:
         """strangers: of each target, drawn once from its stratum; never of its own release.
 
+        draws: of permutations; 0: the usual number, more if so many tests of the audit could not do with it.
+
         only: (b,) releases whose targets are counted, chosen without the records; None: all. before:
         strangers of an earlier draw, who are drawn again only where there are no others.
         """
         drawn = self._strangers(strangers, key.fold("strangers"), before)
+        draws = draws or max(_ANEW if self._entered else _DRAWS, ceil(tests / LEVEL))
         counted = self.release >= 0
         if only is not None:
             counted &= torch.isin(self.release, only)
             drawn = {place: others for place, others in drawn.items() if bool(counted[place])}
         return self._scored(drawn, draws, key.fold("permutations"), int(counted.sum()))
+
+    @property
+    def _entered(self) -> bool:
+        return self.redealt is not None and self.redealt.entered
 
     def dealt(self, most: int, key: Key) -> tuple[int, int, int] | None:
         """Identified targets, targets and strangers of each, where no two targets share a stranger.
@@ -141,9 +177,11 @@ class Lineup:
         """Places of the strangers of every target that has enough of them."""
         drawn = {}
         generator = key.generator()
+        entered = self._entered
         for place in (self.release >= 0).nonzero()[:, 0].tolist():
             same = self.stratum == self.stratum[place]
-            others = (same & (self.release != self.release[place])).nonzero()[:, 0]
+            apart = self.release < 0 if entered else self.release != self.release[place]
+            others = (same & apart).nonzero()[:, 0]
             order = others[torch.randperm(len(others), generator=generator)]
             if place in before:
                 again = torch.isin(order, before[place])
@@ -156,9 +194,10 @@ class Lineup:
         """meant: targets, those without enough strangers among them."""
         targets = torch.tensor(sorted(drawn), dtype=torch.long)
         ranks = torch.tensor([self._rank(i, drawn[i]) for i in targets.tolist()], dtype=torch.long)
-        has_averages = self.batches is not None and self.batches.groups
-        permuted = self._permuted_batches if has_averages else self._permuted
-        counts = permuted(drawn, draws, key)
+        if self.redealt is not None and self.redealt.depends:
+            counts = self._permuted_anew(self.redealt, drawn, draws, key)
+        else:
+            counts = self._permuted(drawn, draws, key)
         at_least = (counts[:, None] >= torch.arange(len(targets) + 2)).sum(0)
         tail = (1 + at_least).double() / (1 + draws)  # p of every possible count
         return LineupScore(
@@ -199,25 +238,25 @@ class Lineup:
                     counts[start : start + count] += won
         return counts
 
-    def _permuted_batches(self, drawn: dict[int, Tensor], draws: int, key: Key) -> Tensor:
-        """(draws,) T of random permutations, each without the averages of the batches that it makes."""
-        assert self.batches is not None  # asked before
+    def _permuted_anew(
+        self, redealt: Redealt, drawn: dict[int, Tensor], draws: int, key: Key
+    ) -> Tensor:
+        """(draws,) T of random permutations, each with the answers that it makes."""
         counts = torch.zeros(draws, dtype=torch.long)
         generator = key.generator()
         moved = self._moved(drawn)
         for start in range(0, draws, _AT_ONCE):
             count = min(_AT_ONCE, draws - start)
-            seated = torch.arange(self.batches.records).repeat(count, 1)  # the record at each place
+            seated = torch.arange(redealt.records).repeat(count, 1)  # the record at each place
             for places in moved:
                 uniform = torch.rand(count, len(places), generator=generator)
                 seated[:, places] = places[argsort_rows(uniform)]
-            for release, answers in enumerate(self.batches.answers):
+            for release, some, measures in redealt.each(seated):
                 own = [i for i in drawn if int(self.release[i]) == release]
-                good = answers.no_averages(seated)
-                some = good.any(1).nonzero()[:, 0]
                 won = torch.zeros(len(some), len(own), dtype=torch.bool)
-                for best in answers.best(good[some]):
-                    at_place = best.gather(1, seated[some][:, : len(self.release)])
+                there = seated[some, : len(self.release)]
+                for alike in measures:
+                    at_place = alike.gather(1, there)
                     for number, i in enumerate(own):
                         won[:, number] |= at_place[:, i] > at_place[:, drawn[i]].amax(1)
                 counts[start + some] += won.sum(1)
@@ -292,6 +331,16 @@ Alike = Callable[[Tensor, Tensor], Tensor]
 
 Measure = Callable[[Tensor], Tensor]
 """(k, *shape) candidates to (k, n): how alike each is to every record of a pool."""
+
+
+def likeness_anew(redealt: Redealt) -> tuple[Tensor, ...]:
+    """M[a, r] for each measure, everybody at his own place."""
+    rows: dict[int, Tensor] = {}
+    for release, some, measures in redealt.each(torch.arange(redealt.records)[None]):
+        every = torch.stack(measures)  # (measures, 1 or 0, n)
+        nobody = every.new_full((len(measures), every.shape[2]), -torch.inf)
+        rows[release] = every[:, 0] if len(some) else nobody
+    return torch.stack([rows.get(a, nobody) for a in range(max(rows) + 1)], 1).unbind()
 
 
 def likeness(

@@ -25,8 +25,10 @@ from exhume.score.lineup import (
     Alike,
     Lineup,
     LineupScore,
+    Redealt,
     answering,
     likeness,
+    likeness_anew,
     measures_of,
     strangers_for,
 )
@@ -106,16 +108,15 @@ def line_up(
     *,
     tests: int = 1,
     alike: Alike | None = None,
-    batches: Batches | None = None,
+    redealt: Redealt | None = None,
 ) -> tuple[LineupRow, Tensor]:
     """The test, and the rank of every target (t,) among its strangers; 0: it was left out.
 
     candidates: (k, *shape) that answer each release. tests: of the audit. alike: (k, *shape) candidates and
-    (n, *shape) records to (k, n); None: by what the records are. batches: the same candidates one by one,
-    where averages count for nobody.
+    (n, *shape) records to (k, n); None: by what the records are. redealt: the answers that take their place.
     """
-    lineup = lineup_of(places, candidates, alike, batches)
-    score = lineup.score(key, strangers=_wanted(places, lineup, tests))
+    lineup = lineup_of(places, candidates, alike, redealt)
+    score = lineup.score(key, strangers=_wanted(places, lineup, tests), tests=tests)
     row = _with_causes(score.row(left_out=places.left_out, among=places.among, tests=tests), places)
     return row, ranks_of(places, score)
 
@@ -128,7 +129,7 @@ def line_up_twice(
     only: (b,) releases whose targets are counted; None: all.
     """
     strangers = _wanted(places, lineup, tests)
-    score = lineup.score(key, strangers=strangers, only=only)
+    score = lineup.score(key, strangers=strangers, tests=tests, only=only)
     left_out = places.left_out if only is None else 0
     row = score.row(left_out=left_out, among=places.among, tests=tests)
     row = _with_causes(row, places) if only is None else row
@@ -147,11 +148,11 @@ def lineup_of(
     places: Places,
     candidates: Sequence[Tensor],
     alike: Alike | None = None,
-    batches: Batches | None = None,
+    redealt: Redealt | None = None,
 ) -> Lineup:
-    own = None if batches is None else batches.similarity()
-    similarity = own or likeness(candidates, places.inputs, alike)
-    return Lineup(similarity, places.release, places.stratum, batches)
+    anew = likeness_anew(redealt) if redealt is not None else None
+    similarity = anew or likeness(candidates, places.inputs, alike)
+    return Lineup(similarity, places.release, places.stratum, redealt)
 
 
 def ranks_of(places: Places, score: LineupScore) -> Tensor:

@@ -403,6 +403,9 @@ class FittedSettings(ReleaseSettings):
         "Training records that are the unknown one, each in its turn; 0: all, as far as a minute goes.",
         least=0,
     )
+    others: str = setting(
+        "", "A named set or path: records like those, on which it was not fitted, for a line-up."
+    )
 
     @property
     def label(self) -> str:

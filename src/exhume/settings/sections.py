@@ -40,6 +40,10 @@ class DataSettings(SettingsSection):
         "What missing numbers of a table become: mean, that of their column; default: they are refused.",
         choices=("mean",),
     )
+    group: str = setting(
+        "",
+        "A column of a table: the share of records that leak is also given for each of its values.",
+    )
 
 
 @dataclass(frozen=True)

@@ -7,16 +7,17 @@ Of a regression the unknown record is a whole row, inputs and target. Its gradie
 row, so that it proves nothing by itself: there a row counts that is the true one to a millionth, where the
 owner has checked that the true rows, and not others in their places, are what the model was fitted on.
 
-There is no line-up: strangers must be in nothing that enters an answer, and every other record does, other
-targets included. Only a proof speaks, and silence never does: where the model is at its optimum the attack is
-exact, and where it is not, the attack is not about this model.
+Strangers must be in nothing that enters an answer, and every other record does, other targets included. So a
+line-up needs records that the model was not fitted on, and when it moves records among places, each answer is
+worked out anew from those that then were fitted on. Without them only a proof speaks. Silence never does:
+where the model is at its optimum the attack is exact, and where it is not, it is not about this model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import torch
@@ -24,7 +25,7 @@ from scipy.stats import binom
 from torch import Tensor
 
 from exhume.attacks.baseline import MeanRecord
-from exhume.attacks.informed.glm import GlmClosedForm, LinearClosedForm
+from exhume.attacks.informed.glm import GlmClosedForm, LinearClosedForm, read_record, read_row
 from exhume.auditing.case import Answer, Case, Inputs, Kind, Load, Question, Row, Scored, Seats
 from exhume.auditing.plan import seconds_of
 from exhume.core.contract import (
@@ -42,6 +43,8 @@ from exhume.core.results import NOT_JUDGED, AttackSpec
 from exhume.models.glm import onehot, probabilities
 from exhume.readers import TextReading
 from exhume.readers.fitted import release_of_fitted
+from exhume.score.lineup import measures_of
+from exhume.score.places import Places, places_for
 from exhume.score.targets import TargetScores, score_targets
 from exhume.score.verdict import not_audited
 from exhume.settings import Brief, FittedSettings
@@ -62,6 +65,8 @@ _REGRESSION = AttackSpec(
 )
 _EXACT = 1e-6  # of a column's deviation: a row of a regression that came back
 _FEW, _MANY = 200, 1000  # records that are tried
+_LINED_UP = 100  # of them where there are strangers, as every permutation is worked out
+_DRAWS, _CLASS = 2e3, 400  # permutations, and strangers of a class, in a line-up
 _SECONDS = 60.0  # that they may take
 _SCALES = [1.05**power for power in range(-30, 31)]  # of the logits, from .23 to 4.3
 _NEARER = 0.1  # what a scale must leave of the mismatch to be named
@@ -72,7 +77,9 @@ def read_fitted(brief: Brief, load: Load) -> FittedCase | None:
     if brief.fitted is None:
         return None
     source = brief.settings.data.source
-    return fitted_case(brief.fitted, load(source, TextReading()), brief.settings.seed, source)
+    others = load(brief.fitted.others, TextReading()) if brief.fitted.others else None
+    records = load(source, TextReading())
+    return fitted_case(brief.fitted, records, brief.settings.seed, source, others=others)
 
 
 def fitted_case(
@@ -81,8 +88,14 @@ def fitted_case(
     seed: int,
     source: str = "",
     model: object | None = None,
+    *,
+    others: Records | None = None,
 ) -> FittedCase:
-    """model: in memory; None: the file of the settings."""
+    """model: in memory; None: the file of the settings. others: that it was not fitted on."""
+    if others is not None and others.shape != records.shape:
+        raise ExhumeError(
+            f"others: records of shape {others.shape}, those of the fit have {records.shape}"
+        )
     if records.vocabulary is not None:
         raise ExhumeError(
             "data: token sequences; a fitted linear model is attacked with what it was fitted on, numbers"
@@ -95,7 +108,9 @@ def fitted_case(
         release, recipe = release_of_fitted(released, records.shape)
     except NotApplicable as why:
         return FittedCase(settings, records, why, seed, source)
-    return FittedCase(settings, records, (release, recipe), seed, source)
+    if others is not None:
+        others = replace(others, inputs=others.inputs.flatten(1).double(), columns=columns)
+    return FittedCase(settings, records, (release, recipe), seed, source, others=others)
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,6 +123,7 @@ class FittedCase(Case):
     seed: int
     source: str = ""
     threads: int = 0
+    others: Records | None = None  # that it was not fitted on
 
     @property
     def title(self) -> str:
@@ -137,7 +153,7 @@ class FittedCase(Case):
 
     def inputs(self) -> Inputs:
         records = self.records
-        uses = ((len(records), "the model was fitted on"),)
+        uses = ((len(records), "the model was fitted on"), (len(self.others or ()), "strangers"))
         return Inputs(
             self.source, self.seed, self.threads, tuple(records.classes), uses, records.columns
         )
@@ -152,9 +168,14 @@ class FittedCase(Case):
     def rows(self) -> list[Row]:
         each = max(1e-6, seconds_of(12.0 * self.records.inputs.numel() * len(self.records.classes)))
         affordable = max(_FEW, min(_MANY, int(_SECONDS / each)))
+        if self.others is not None:
+            affordable = _LINED_UP
         targets = min(self.settings.targets or affordable, len(self.records))
         why = self.fitted.why if isinstance(self.fitted, NotApplicable) else ""
         seconds = targets * each
+        if self.others is not None:  # every permutation works all answers out anew
+            lined = min(len(self.others), _CLASS * len(self.records.classes)) + targets
+            seconds += seconds_of(2.0 * _DRAWS * targets * lined * self.records.shape[0])
         if not why and isinstance(self.recipe, LinearFit):
             return [Row(_REGRESSION, LinearClosedForm(), _THREAT, seconds, targets)]
         return [Row(_LINEAR, GlmClosedForm(), _THREAT, seconds, targets, why_not=why)]
@@ -175,7 +196,36 @@ class FittedCase(Case):
         return torch.randperm(len(self.records), generator=draw)[: row.records]
 
     def seats(self, row: Row, answers: Sequence[Answer]) -> Seats | None:
-        return None
+        if self.others is None:
+            return None
+        key, rows = Key.from_seed(self.seed).fold("line-up"), self._targets(row)
+        held = torch.ones(len(self.records), dtype=torch.bool)
+        held[rows] = False
+        targets, fixed = self.records[rows], self.records[held]
+        release = torch.arange(len(rows))
+        places = places_for(targets, release, self.others, key.fold("places"), held=fixed)
+        gone = torch.ones(len(rows), dtype=torch.bool)  # who stands nowhere stays fitted on
+        gone[places.target[places.target >= 0]] = False
+        labels = places.stratum.clamp(
+            max=len(targets.classes) - 1
+        )  # of another class nobody is moved
+        staying = self._slopes(Records.joined([fixed, targets[gone]]))
+        theta = as_matrix(self.recipe.architecture, self.release.parameters)
+        kappa = self.recipe.penalty.diagonal(len(self.records), theta.shape[2] - 1)
+        refitted = _Refitted(
+            places,
+            self._slopes(replace(targets, inputs=places.inputs, labels=labels)),
+            -kappa * theta[0] - staying.sum(0),
+            partial(read_row, theta) if isinstance(self.recipe, LinearFit) else _read_inputs,
+        )
+        return Seats(
+            places,
+            [answer.found.found() for answer in answers],
+            key,
+            redealt=refitted if places.targets else None,
+            placebo=(places, key.fold("placebo"), None),
+            groups=targets.class_names(),
+        )
 
     def score(self, row: Row, answers: Sequence[Answer], ranks: Tensor | None) -> Scored:
         targets, key = self._targets(row), Key.from_seed(self.seed)
@@ -259,7 +309,7 @@ class FittedCase(Case):
     def _at_optimum(self) -> Premise:
         """All gradients together, in units of one record's own; `why` is what silence would be worth."""
         penalty, records = self.recipe.penalty, self.records
-        inputs, wanted, means = self._equations()
+        inputs, wanted, means = self._equations(records)
         theta = as_matrix(self.recipe.architecture, self.release.parameters)[0]
         logits = (theta @ inputs.T)[None]  # (1, c, n)
         kappa = penalty.diagonal(len(records), inputs.shape[1] - 1)
@@ -297,9 +347,16 @@ class FittedCase(Case):
         sentence = f"{why[0].upper()}{why[1:]}."
         return Premise(statistic, ratio, _AT_OPTIMUM, False, stranger, sentence, why)
 
-    def _equations(self) -> tuple[Tensor, Tensor, Callable[[Tensor], Tensor]]:
+    def _slopes(self, records: Records) -> Tensor:
+        """(n, c, d + 1) gradients of records at the released coefficients."""
+        inputs, wanted, means = self._equations(records)
+        theta = as_matrix(self.recipe.architecture, self.release.parameters)[0]
+        errors = means((theta @ inputs.T)[None])[0] - wanted
+        return errors.T[:, :, None] * inputs[:, None]
+
+    def _equations(self, records: Records) -> tuple[Tensor, Tensor, Callable[[Tensor], Tensor]]:
         """Inputs (n, d + 1), what outputs should be (c, n), and what the model makes of its logits."""
-        recipe, records = self.recipe, self.records
+        recipe = self.recipe
         if isinstance(recipe, LinearFit):
             inputs, targets = recipe.parts(records)
             return inputs, targets.T, torch.clone
@@ -326,6 +383,36 @@ class FittedCase(Case):
 
 
 FITTED = Kind(FittedCase, "What the fitted model gives away", read_fitted)
+
+
+@dataclass(frozen=True, eq=False)
+class _Refitted:
+    """Answers of line-ups in which targets have changed places with strangers, who then were fitted on."""
+
+    places: Places
+    slopes: Tensor  # (n, c, d + 1) gradients of the records at places
+    rest: Tensor  # (c, d + 1) what the penalty and everybody who has no place leave over
+    read: Callable[[Tensor], Tensor]  # (r, c, d + 1) missing gradients to records (r, d)
+    depends, entered = True, True
+
+    @property
+    def records(self) -> int:
+        return len(self.slopes)
+
+    def each(self, seated: Tensor) -> Iterator[tuple[int, Tensor, tuple[Tensor, ...]]]:
+        own = (self.places.release >= 0).nonzero()[:, 0]
+        (alike,) = measures_of(self.places.inputs)
+        every = self.rest.expand(len(seated), -1, -1).clone()
+        for place in own:
+            every -= self.slopes[seated[:, place]]
+        for place in own:
+            found = self.read(every + self.slopes[seated[:, place]])
+            near = alike(found).nan_to_num(nan=-torch.inf, neginf=-torch.inf)
+            yield int(self.places.release[place]), torch.arange(len(seated)), (near,)
+
+
+def _read_inputs(gradient: Tensor) -> Tensor:
+    return read_record(gradient)[0]
 
 
 def _labels_of(found: Sequence[Reconstruction]) -> Tensor | None:

@@ -197,7 +197,9 @@ class SplitCase(Case):
 
     def inputs(self) -> Inputs:
         given = self.settings
-        return Inputs(given.data, given.seed, given.threads, tuple(self.records.classes))
+        records = self.records
+        classes = tuple(records.classes)
+        return Inputs(given.data, given.seed, given.threads, classes, columns=records.columns)
 
     def rows(self) -> list[Row]:
         """Everyone at the split in use; a few at other depths, and at its own without its defence."""

@@ -63,15 +63,13 @@ class Game:
             float(((ended - release.parameters).norm(dim=1) / spread).median())
             for ended in (once, swapped)
         )
-        holds, tells = value <= _SPREADS, stranger > _SPREADS
+        holds = value <= _SPREADS
         sentence = "Training on the true record again gives the released weights"
         sentence += (
             ", up to training's own spread."
             if holds
             else f" only up to {value:.2g} times its spread."
         )
-        if holds and not tells:
-            sentence += " That spread is so large that a stranger's record gives them as well."
         why = "" if holds else f"{sentence[0].lower()}{sentence[1:].rstrip('.')}"
         what = "distance of weights trained again from those released, in spreads of training"
         return Premise(what, value, _SPREADS, holds, stranger, sentence, why)

@@ -86,6 +86,7 @@ from exhume.core.contract import (
 )
 from exhume.core.evidence import Premise
 from exhume.core.notation import about
+from exhume.core.records import Column
 from exhume.core.results import NOT_JUDGED, Facts, Findings
 from exhume.defences.release import NoiseRelease, PruneRelease, QuantiseRelease
 from exhume.models.mlp import MLP
@@ -211,7 +212,9 @@ class UpdateCase(Case):
     def inputs(self) -> Inputs:
         given = self.settings
         doubts = dict.fromkeys(doubt for update in self.updates for doubt in update.doubts)
+        columns: tuple[Column, ...] = ()
         if self.truth is not None:
+            columns = next(iter(self.truth.private.values())).columns
             said = (self.truth.doubt, self.truth.wrong)
             doubts |= dict.fromkeys(doubt for doubt in said if doubt and doubt not in doubts)
         takes = ""
@@ -220,7 +223,10 @@ class UpdateCase(Case):
                 f"the named records are compared with the updates first: {about(self.unchecked)}"
             )
         return Inputs(
-            given.data, given.seed, given.threads, self.classes, takes=takes, doubts=tuple(doubts)
+            *(given.data, given.seed, given.threads, self.classes),
+            columns=columns,
+            takes=takes,
+            doubts=tuple(doubts),
         )
 
     def rows(self) -> list[Row]:
