@@ -9,6 +9,7 @@ import pytest
 
 from exhume.auditing.case import Ladder, Row, Rung
 from exhume.auditing.judge import holm_adjust, judge_releases, overall
+from exhume.auditing.look import STORED
 from exhume.core.contract import NotApplicable, Outcome, Status, silent
 from exhume.core.evidence import Extent, LineupRow
 from exhume.core.results import AttackSpec, Findings, PlannedAttack, Section, Verdict
@@ -253,6 +254,15 @@ def test_a_doubt_hides_no_leak_and_no_risk(judge):
     assert judge([doubted, more]).verdicts[RELEASE].word == "at risk"
     found = finding("b", FOUND, doubt="the search did not converge")
     assert judge([found]).verdicts[RELEASE].word == "leaks"
+
+
+def test_a_look_is_not_controlled_and_not_quoted(judge):
+    """What lies elsewhere in an easier version says nothing, so that its silence is not why."""
+    looked = finding("b", (3, 0.6), spec=STORED)
+    judged = judge([looked, finding("a")], {RELEASE: ladder(identified=2)})
+    assert {control.attack for control in judged.controls} == {"a"}
+    assert "Attack a" in judged.verdicts[RELEASE].sentence
+    assert "was not shown to work" in judged.verdicts[RELEASE].sentence
 
 
 def test_one_that_could_not_run_says_nothing(judge):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from math import log
 
@@ -9,10 +10,13 @@ import pytest
 import torch
 from scipy.stats import beta, norm
 
+import exhume
 from exhume.auditing.attack import line_up_row
 from exhume.auditing.case import Seats
 from exhume.core.contract import Key, Records
-from exhume.score.extent import epsilon_shown, groups_of, sentence_on_groups
+from exhume.core.errors import ExhumeError
+from exhume.core.records import Column
+from exhume.score.extent import epsilon_shown, groups_in, groups_of, sentence_on_groups
 from exhume.score.intervals import clopper_pearson
 from exhume.score.lineup import Lineup
 from exhume.score.places import places_for
@@ -107,6 +111,50 @@ def test_groups_in_numbers():
     even = groups_of(torch.tensor([1, 5] * 10), ["a", "a", "b", "b"] * 5)
     assert "no group stands out" in sentence_on_groups(even)
     assert groups_of(ranks, ["a"] * 41) is None
+
+
+def test_groups_by_a_column():
+    columns = (Column("age", 20.0, 60.0), Column("sex", texts=("f", "m")), Column("steps", 0, 4))
+    ages = torch.linspace(0, 1, 40)[:, None]
+    sexes = torch.nn.functional.one_hot(torch.arange(40) % 2, 2).float()
+    inputs = torch.cat([ages, sexes, (torch.arange(40) % 5)[:, None] / 4], 1)
+    assert groups_in(inputs, columns, "sex")[:3] == ["sex f", "sex m", "sex f"]
+    assert groups_in(inputs, columns, "steps")[:6] == [f"steps {n % 5}" for n in range(6)]
+    names = groups_in(inputs, columns, "age")
+    assert Counter(names) == {
+        "age 20 to 30": 10,
+        "age 30 to 40": 10,
+        "age 40 to 50": 10,
+        "age 50 to 60": 10,
+    }
+    assert (names[0], names[-1]) == ("age 20 to 30", "age 50 to 60")
+
+
+def test_an_audit_by_a_column(tmp_path, make_mixtures):
+    records = make_mixtures(240, (6,), 3, KEY)
+    path = tmp_path / "people.csv"
+    rows = zip(records.inputs.tolist(), records.labels.tolist(), strict=True)
+    lines = [
+        ",".join([*(f"{x:.4f}" for x in row), "fm"[n % 2], f"c{label}"])
+        for n, (row, label) in enumerate(rows)
+    ]
+    path.write_text("\n".join(["a,b,c,d,e,f,sex,class", *lines]) + "\n")
+    brief = {
+        "data": {
+            **{"source": str(path), "group": "sex", "fixed": 30, "targets": 12, "shadows": 60},
+            **{"public": 20, "test": 30},
+        },
+        "victim": {"steps": 30, "hidden": [8]},
+        "machine": {"threads": 1},
+    }
+    done = exhume.audit(brief, tmp_path / "run")
+    (first, *_) = done.result.attacks
+    assert [row.name for row in first.extent.groups] == ["sex f", "sex m"]
+    assert sum(row.targets for row in first.extent.groups) == first.lineup.targets
+    assert any("groups" in note or "comes back of" in note for note in first.notes)
+    brief["data"]["group"] = "age"
+    with pytest.raises(ExhumeError, match="no column 'age'; there are a, b, c, d, e, f, sex"):
+        exhume.audit(brief, tmp_path / "other")
 
 
 @pytest.mark.parametrize(("identified", "rows"), [(0, 1), (5, 1), (60, 4), (100, 2)])

@@ -342,6 +342,15 @@ def test_the_stated_power_is_what_planting_so_many_gives(targets, tests):
     assert (score.tail[fewer] <= LEVEL / tests).double().mean() < 0.94
 
 
+def test_more_permutations_where_the_usual_number_could_show_nothing():
+    similarity = torch.rand(3, 40, generator=KEY.generator(), dtype=torch.float64)
+    release = torch.tensor([0, 1, 2] + [-1] * 37)
+    lineup = Lineup((similarity,), release, torch.zeros(40).long())
+    smallest = {tests: float(lineup.score(KEY, tests=tests).tail[-1]) for tests in (1, 100, 300)}
+    assert smallest[1] == 1e-4
+    assert all(p * tests <= LEVEL for tests, p in smallest.items())
+
+
 def test_holm():
     assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
     assert holm([0.5]) == [0.5]

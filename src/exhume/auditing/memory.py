@@ -167,6 +167,11 @@ def _fitted(
     count, others = len(labels), None
     if strangers is not None:  # in one go: classes of a regression are tenths of all targets
         more, their_labels = _pair_for(model, strangers, "strangers", progress, missing)
+        for ours, theirs in ((inputs, more), (labels, their_labels)):
+            if np.shape(theirs)[1:] != np.shape(ours)[1:]:
+                raise ExhumeError(
+                    f"strangers: shape {np.shape(theirs)} given, {np.shape(ours)} of what it was fitted on"
+                )
         inputs, labels = np.concatenate([inputs, more]), np.concatenate([labels, their_labels])
     records = records_of_fitted(model, inputs, labels)
     if strangers is not None:
