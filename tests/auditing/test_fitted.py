@@ -101,7 +101,7 @@ def test_a_fit_that_stopped_early_leaks_by_its_line_up(tmp_path):
 
 
 def test_a_model_of_others_is_not_audited(tmp_path):
-    x, y = drawn(2, 300, 20)
+    x, y = drawn(3, 300, 20)
     model = LogisticRegression(tol=1e-8).fit(x[:80], y[:80])
     own, others = slice(80, 160), slice(160, 300)
     done = exhume.audit_fitted(

@@ -27,6 +27,7 @@ from exhume.core.contract import Architecture, Gradient, Key, Reconstruction, Re
 from exhume.models.mlp import MLP
 from exhume.models.own_texts import LanguageModel, TextModel
 from exhume.models.probes import before
+from exhume.models.split.cost import multiply_adds
 from exhume.models.two_layer import TwoLayer
 from exhume.train.least_squares import least_norm
 from exhume.train.local import LocalTraining, Steps
@@ -39,6 +40,8 @@ _NUMBERS = 5e7  # of gradients that are weighed at once
 _CHANGES, _SMALL = 24, 1e-4  # of records, to see whether the update shows them, and how large
 _DETERMINED = 0.02  # residual over the least visible change: how far off the records may be
 _EQUAL = 0.02  # relative: weights of records
+_BLIND = 1e-7  # of the largest singular value: rounding of differences
+_OPERATIONS = 2e10  # that singular values may take
 
 
 def proof_of(
@@ -146,7 +149,8 @@ def _explained(sent: _Sent, candidates: Tensor, chosen: Tensor, labels: Tensor |
     if not residual < _EXPLAINED or not enough:
         return Proof(0, "", residual)
     seen = _visible(sent, batch, order)
-    if not residual < _DETERMINED * seen:
+    least = _least(sent, batch, order)
+    if not residual < _DETERMINED * seen or (least is not None and least < _BLIND):
         return Proof(0, "", residual)
     sentence = (
         f"Training on {len(records)} reconstructions gives the update back up to {residual:.1e}"
@@ -155,6 +159,7 @@ def _explained(sent: _Sent, candidates: Tensor, chosen: Tensor, labels: Tensor |
         sentence += (
             f"; every change of them that was tried would show (the least {seen:.0%} of the most)"
         )
+        sentence += "" if least is None else f", with a condition number of {1 / least:.0e}"
     sign_open = isinstance(network, TwoLayer) and network.outputs <= 2 and odd(network.sigma)
     sentence += ", and so would the negative of each." if sign_open else "."
     known = labels if labels.ndim == 1 else None  # numbers are no classes
@@ -206,6 +211,41 @@ def _visible(sent: _Sent, batch: Records, order: list[Tensor] | None) -> float:
     made, _ = release_updates(local, start, Records(whole, labels, ()), order=order)
     shown = (made.values[1:] - made.values[:1]).norm(dim=1)
     return float(shown.min() / shown.max().clamp_min(1e-300))
+
+
+def _least(sent: _Sent, batch: Records, order: list[Tensor] | None) -> float | None:
+    """Least singular value of the update's Jacobian by one record over the largest; of the worst record.
+
+    None: there is none for tokens, or it takes too long. A column is a difference of two updates, of which
+    random sums are kept, enough to tell the rank.
+    """
+    network, count = sent.architecture, batch.inputs.shape[1]
+    size = math.prod(network.input_shape)
+    if isinstance(network, TextModel):
+        return None
+    steps, each = len(sent.steps.rates(count)), multiply_adds(network.build(), network.input_shape)
+    if 2 * size * count * (6 * steps * count * each + 30 * len(sent.values)) > _OPERATIONS:
+        return None
+    generator = Key.from_seed(0).fold("sums").generator()
+    sums = torch.randint(2 * size + 8, (len(sent.values),), generator=generator)
+    signs = 2.0 * torch.randint(2, (len(sent.values),), generator=generator).double() - 1
+    local, start = sent.steps.of(network), sent.start.double()
+    rows = max(1, int(_NUMBERS / (16 * max(len(start), count * size))))
+    worst = 1.0
+    for place in range(count):
+        columns = torch.zeros(size, 2 * size + 8, dtype=torch.float64)
+        for some in torch.split(torch.arange(size), rows):
+            moved = batch.inputs.double().flatten(2).repeat(2 * len(some), 1, 1)
+            step = torch.tensor([_SMALL, -_SMALL]).double().repeat_interleave(len(some))
+            moved[torch.arange(len(moved)), place, some.repeat(2)] += step
+            inputs = moved.view(len(moved), *batch.inputs.shape[1:])
+            labels = batch.labels.expand(len(moved), *batch.labels.shape[1:])
+            made, _ = release_updates(local, start, Records(inputs, labels, ()), order=order)
+            change = (made.values[: len(some)] - made.values[len(some) :]) * signs
+            columns[some] = columns[some].index_add_(1, sums, change)
+        values = torch.linalg.svdvals(columns)
+        worst = min(worst, float(values[-1] / values[0].clamp_min(1e-300)))
+    return worst
 
 
 def labels_behind(

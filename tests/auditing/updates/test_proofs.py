@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
+from torch import nn
 
 from exhume.auditing.proof import _Sent, _visible, proof_of
 from exhume.core.contract import Key, Outcome, Reconstruction, Records, Status
 from exhume.models.mlp import MLP
+from exhume.models.own import ModuleArchitecture
 from exhume.train.local import Steps
 from exhume.victims.gradient import release_batches
 
@@ -39,6 +43,32 @@ def test_what_every_change_shows_is_proved(records):
     proof = proof_of(gradient, MODEL, answer(records), Steps(), "span")
     assert proof.records == 4
     assert "every change of them that was tried would show" in proof.sentence
+    assert "condition number" in proof.sentence
+
+
+class Pooled(nn.Module):
+    """Sees every four pixels as their mean."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.out = nn.Linear(9, 60), nn.Linear(60, 4)
+
+    def forward(self, x):
+        return self.out(torch.relu(self.hidden(nn.functional.avg_pool2d(x, 2).flatten(1))))
+
+
+def test_what_differs_only_where_the_network_is_blind_is_not_proved(records):
+    """Every change that is drawn at random shows, and a quarter of the pixels' directions do."""
+    net = ModuleArchitecture(Pooled(), (1, 6, 6))
+    start = net.initial(Key.from_seed(1))
+    batch = Records(records.inputs[None], records.labels[None], records.classes)
+    gradient, _ = release_batches(net, start, batch)
+    assert _visible(_Sent(gradient, net, Steps()), batch, None) > 0.1
+    checks = torch.tensor([[0.1, -0.1], [-0.1, 0.1]]).repeat(3, 3)
+    for some in (records, replace(records, inputs=records.inputs + checks)):
+        found = proof_of(gradient, net, answer(some), Steps(), "matching")
+        assert found.residual < 1e-5
+        assert found.records == 0
 
 
 def test_records_that_no_neuron_sees_are_not_proved(records):
