@@ -26,7 +26,10 @@ from exhume.score.intervals import clopper_pearson
 
 _TAIL = 0.05  # of a one-sided limit, for all rows of an audit together
 _MISSED = 0.05  # of all intervals of groups together
-_VALUES, _PARTS = 10, 4  # different numbers of a column; of more, so many ranges with as many records
+_VALUES, _PARTS = (
+    10,
+    4,
+)  # different numbers of a column; of more, so many ranges with as many records
 
 
 def epsilon_shown(
