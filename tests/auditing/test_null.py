@@ -130,7 +130,9 @@ def checkpoints(key, seed):
     return case, row, [brought_back(question, guessed(key, labels)[None])]
 
 
-@pytest.mark.parametrize("drawn", [weights, split, updates, checkpoints])
+@pytest.mark.parametrize(
+    "drawn", [weights, split, updates, checkpoints], ids=lambda drawn: drawn.__name__
+)
 def test_p_values_of_400_null_line_ups(drawn, fewer_draws):
     low = []
     for seed in range(400):

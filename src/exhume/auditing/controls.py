@@ -72,6 +72,7 @@ def climb(
 
     seconds: of the budget; None: no limit. A ladder is only climbed where those before have shown nothing.
     """
+    climber = _Climber(release, attacks, own, tests, folder, progress)
     climbed = LadderResult.nothing(release, attacks, "there is no easier version of it to try")
     left = seconds
     for ladder in ladders:
@@ -83,16 +84,7 @@ def climb(
                 why = f"the easiest one takes about {duration_of(needed)}, {duration_of(left)} were left"
                 climbed = LadderResult.nothing(release, attacks, why)
             continue
-        more = _climb(
-            release,
-            ladder,
-            attacks,
-            own,
-            tests=tests,
-            seconds=left,
-            folder=folder,
-            progress=progress,
-        )
+        more = climber.climb(ladder, left)
         climbed = climbed.with_more(more) if climbed.controls else more
         left = None if left is None else max(0.0, left - more.seconds)
         if climbed.earned:
@@ -100,45 +92,83 @@ def climb(
     return climbed
 
 
-def _climb(
-    release: str,
-    ladder: Ladder,
-    attacks: Mapping[str, str],
-    own: Mapping[str, LineupRow],
-    *,
-    tests: int,
-    seconds: float | None,
-    folder: RunFolder,
-    progress: Progress,
-) -> LadderResult:
-    works: dict[int, bool] = {}
-    tried: dict[int, dict[str, ControlRow]] = {}
-    named, left = attacks, seconds
-    place: int | None = ladder.first
-    while place is not None:
-        rung = ladder.rungs[place]
-        progress(f"control: {rung.words}", len(tried), _MOST)
-        rows = _try(release, ladder, rung, attacks, tests=tests, folder=folder, progress=progress)
-        tried[place] = {row.attack: row for row in rows}
-        if len(tried) == 1:
-            attacks = _strongest(attacks, rows)
-            rows = [row for row in rows if row.attack in attacks]
-        left = None if left is None else left - rung.seconds
-        works[place] = any(row.works for row in rows)
-        place = _next(ladder, works, left)
-    progress("control", _MOST, _MOST)
-    controls = tuple(row for place in sorted(tried) for row in tried[place].values())
-    reach = {
-        attack: _reach(release, ladder, (attack, name), tried, own[attack])
-        for attack, name in named.items()
-    }
-    return LadderResult(controls, reach, sum(ladder.rungs[place].seconds for place in tried))
+@dataclass(frozen=True, eq=False)
+class _Climber:
+    """Silent attacks on a release, to be tried on easier versions of it."""
 
+    release: str
+    names: Mapping[str, str]  # of the attacks, by id
+    own: Mapping[str, LineupRow]
+    tests: int
+    folder: RunFolder
+    progress: Progress
 
-def _strongest(attacks: Mapping[str, str], rows: Sequence[ControlRow]) -> dict[str, str]:
-    """The silent attacks that find most where there is something to find."""
-    best = sorted(rows, key=lambda row: (row.works, row.identified), reverse=True)
-    return {row.attack: attacks[row.attack] for row in best[:_CLIMBING]}
+    def climb(self, ladder: Ladder, left: float | None) -> LadderResult:
+        works: dict[int, bool] = {}
+        tried: dict[int, dict[str, ControlRow]] = {}
+        attacks = list(self.names)
+        place: int | None = ladder.first
+        while place is not None:
+            rung = ladder.rungs[place]
+            self.progress(f"control: {rung.words}", len(tried), _MOST)
+            rows = self._try(ladder, rung, attacks)
+            tried[place] = {row.attack: row for row in rows}
+            if len(tried) == 1:  # those that find most where there is something to find climb on
+                rows.sort(key=lambda row: (row.works, row.identified), reverse=True)
+                rows = rows[:_CLIMBING]
+                attacks = [row.attack for row in rows]
+            left = None if left is None else left - rung.seconds
+            works[place] = any(row.works for row in rows)
+            place = _next(ladder, works, left)
+        self.progress("control", _MOST, _MOST)
+        controls = tuple(row for place in sorted(tried) for row in tried[place].values())
+        reach = {attack: self._reach(ladder, attack, tried) for attack in self.names}
+        return LadderResult(controls, reach, sum(ladder.rungs[place].seconds for place in tried))
+
+    def _try(self, ladder: Ladder, rung: Rung, attacks: Sequence[str]) -> list[ControlRow]:
+        note, found = "", dict[str, LineupRow]()
+        try:
+            easier = rung.case(self.folder, self.progress)
+            tried = [row for row in rows_of(easier) if row.id in attacks and not row.why_not]
+            store = self.folder.store()
+            found = line_ups(easier, tried, store, self.progress, tests=self.tests)
+        except (ExhumeError, *STOPPED) as why:
+            note = stopped(self.progress, why)
+        rows = []
+        for attack in attacks:
+            row = found.get(attack)
+            about = (self.release, attack, ladder.respect, rung.value, rung.words)
+            if row is None:
+                rows.append(ControlRow(*about, note=note or "the attack does not apply to it"))
+                continue
+            works = row.targets > 0 and row.p <= LEVEL and row.identified >= row.targets / 2
+            rows.append(ControlRow(*about, row.identified, row.targets, row.p, works))
+        return rows
+
+    def _reach(
+        self, ladder: Ladder, attack: str, tried: Mapping[int, Mapping[str, ControlRow]]
+    ) -> Reach:
+        """The sentence names every rung that was tried, easiest first."""
+        rows = {place: tried[place][attack] for place in sorted(tried) if attack in tried[place]}
+        own = self.own[attack]
+        said = [
+            f"{row.identified} of {row.targets} {row.words}"
+            for row in rows.values()
+            if not row.note
+        ]
+        said.append(f"{own.identified} of {own.targets} {ladder.words}")
+        sentence = f"{self.names[attack]} identifies {', '.join(said)}."
+        if failed := next((row.note for row in rows.values() if row.note), ""):
+            sentence += f" Not every version could be made: {failed}."
+        working = [place for place, row in rows.items() if row.works]
+        distance = ladder.rungs[working[-1]].counts if working else None
+        earning = [place for place in working if ladder.rungs[place].earns]
+        about = (self.release, attack, ladder.respect)
+        if not earning:
+            return Reach(*about, "", 0.0, sentence.rstrip("."), distance=distance)
+        lows = {p: clopper_pearson(rows[p].identified, rows[p].targets)[0] for p in earning}
+        best, nearest = max(earning, key=lambda place: (lows[place], place)), rows[earning[-1]]
+        return Reach(*about, nearest.words, lows[best], sentence, rows[best].words, distance)
 
 
 def _next(ladder: Ladder, works: Mapping[int, bool], left: float | None) -> int | None:
@@ -153,67 +183,6 @@ def _next(ladder: Ladder, works: Mapping[int, bool], left: float | None) -> int 
         return None
     fits = left is None or ladder.rungs[place].seconds <= left
     return place if fits else None
-
-
-def _try(
-    release: str,
-    ladder: Ladder,
-    rung: Rung,
-    attacks: Mapping[str, str],
-    *,
-    tests: int,
-    folder: RunFolder,
-    progress: Progress,
-) -> list[ControlRow]:
-    note, found = "", dict[str, LineupRow]()
-    try:
-        easier = rung.case(folder, progress)
-        tried = [row for row in rows_of(easier) if row.id in attacks and not row.why_not]
-        found = line_ups(easier, tried, folder.store(), progress, tests=tests)
-    except (ExhumeError, *STOPPED) as why:
-        note = stopped(progress, why)
-    rows = []
-    for attack in attacks:
-        row = found.get(attack)
-        about = (release, attack, ladder.respect, rung.value, rung.words)
-        if row is None:
-            rows.append(ControlRow(*about, note=note or "the attack does not apply to it"))
-            continue
-        works = row.targets > 0 and row.p <= LEVEL and row.identified >= row.targets / 2
-        rows.append(ControlRow(*about, row.identified, row.targets, row.p, works))
-    return rows
-
-
-def _reach(
-    release: str,
-    ladder: Ladder,
-    named: tuple[str, str],
-    tried: Mapping[int, Mapping[str, ControlRow]],
-    own: LineupRow,
-) -> Reach:
-    """The sentence names every rung that was tried, easiest first."""
-    attack, name = named
-    rows = {place: tried[place][attack] for place in sorted(tried) if attack in tried[place]}
-    said = [
-        f"{row.identified} of {row.targets} {row.words}" for row in rows.values() if not row.note
-    ]
-    said.append(f"{own.identified} of {own.targets} {ladder.words}")
-    sentence = f"{name} identifies {', '.join(said)}."
-    if failed := next((row.note for row in rows.values() if row.note), ""):
-        sentence += f" Not every version could be made: {failed}."
-    working = [place for place, row in rows.items() if row.works]
-    distance = ladder.rungs[working[-1]].counts if working else None
-    earning = [place for place in working if ladder.rungs[place].earns]
-    if not earning:
-        return Reach(
-            release, attack, ladder.respect, "", 0.0, sentence.rstrip("."), distance=distance
-        )
-    lows = {p: clopper_pearson(rows[p].identified, rows[p].targets)[0] for p in earning}
-    best = max(earning, key=lambda place: (lows[place], place))
-    nearest = rows[earning[-1]].words
-    return Reach(
-        release, attack, ladder.respect, nearest, lows[best], sentence, rows[best].words, distance
-    )
 
 
 def reach_chart(

@@ -116,8 +116,7 @@ def line_up(
     (n, *shape) records to (k, n); None: by what the records are. redealt: the answers that take their place.
     """
     lineup = lineup_of(places, candidates, alike, redealt)
-    score = lineup.score(key, strangers=_wanted(places, lineup, tests), tests=tests)
-    row = _with_causes(score.row(left_out=places.left_out, among=places.among, tests=tests), places)
+    row, score = line_up_twice(places, lineup, key, tests=tests)
     return row, ranks_of(places, score)
 
 
