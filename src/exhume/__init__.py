@@ -52,7 +52,7 @@ def audit(
     The `Audit` that comes back has `verdict` (word, sentence, detail), `leak` (successes, trials, low, high),
     `records` (whether each target was identified), `metrics`, `advice`, `alarm`, `folder`, `report`, and
     `result`: everything in result.json (title, data, seed, conditions, verdict, leak, alarm, attacks, plan,
-    fixes, releases, controls, reach, charts, victim, classes, deviations, extent, resumed_from,
+    fixes, releases, controls, reach, charts, victim, classes, deviations, extent, next, resumed_from,
     wall_seconds).
 
     >>> exhume.audit({"data": {"source": "photos/"}, "victim": {"hidden": [32]}}, out="run")

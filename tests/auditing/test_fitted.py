@@ -8,8 +8,7 @@ import torch
 from sklearn.linear_model import LogisticRegression, Ridge
 
 import exhume
-from exhume.attacks.informed.glm import GlmClosedForm
-from exhume.attacks.informed.linear import LinearClosedForm
+from exhume.attacks.informed.glm import GlmClosedForm, LinearClosedForm
 from exhume.auditing.attack import line_up_row
 from exhume.auditing.case import Answer
 from exhume.auditing.kinds.fitted import fitted_case

@@ -127,10 +127,7 @@ class PreparedLinear:
         theta = as_matrix(self.recipe.architecture, releases.parameters)
         if isinstance(self.recipe, LinearFit):
             gradient = _missing_row(self.recipe, theta, self.fixed)
-            inputs, _ = read_record(gradient)
-            residual = gradient[:, :, -1]
-            targets = torch.einsum("rcd,rd->rc", theta, augmented(inputs, 1)) - residual
-            return torch.cat([inputs, targets], 1), residual.norm(dim=1), None, {}
+            return read_row(theta, gradient), gradient[:, :, -1].norm(dim=1), None, {}
         gradient = missing_gradient(self.recipe, releases.parameters, self.fixed)
         records, labels = read_record(gradient)
         mismatch = _mismatch(theta, gradient, records, labels)
@@ -165,6 +162,13 @@ def _missing_row(recipe: LinearFit, theta: Tensor, fixed: Records) -> Tensor:
     inputs, targets = recipe.parts(fixed)
     kappa = recipe.penalty.diagonal(len(fixed) + 1, recipe.architecture.sizes[0])
     return -(torch.matmul(torch.matmul(theta, inputs.T) - targets.T, inputs) + kappa * theta)
+
+
+def read_row(theta: Tensor, gradient: Tensor) -> Tensor:
+    """(r, c, d + 1) regressions and gradients of one row each to the rows (r, d + c), inputs and targets."""
+    inputs, _ = read_record(gradient)
+    targets = torch.einsum("rcd,rd->rc", theta, augmented(inputs, 1)) - gradient[:, :, -1]
+    return torch.cat([inputs, targets], 1)
 
 
 def read_record(gradient: Tensor) -> tuple[Tensor, Tensor]:
