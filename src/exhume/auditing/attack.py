@@ -9,7 +9,7 @@ The choice sees confidences only and stays with the release when records are mov
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
@@ -29,10 +29,10 @@ from exhume.core.contract import (
     Status,
     Store,
 )
-from exhume.core.errors import STOPPED
+from exhume.core.errors import STOPPED, ExhumeError
 from exhume.core.evidence import Epsilon, Extent, GroupRow, LineupRow, Premise
 from exhume.core.results import Findings, Section
-from exhume.score.extent import epsilon_shown, groups_of, sentence_on_groups
+from exhume.score.extent import epsilon_shown, groups_in, groups_of, sentence_on_groups
 from exhume.score.intervals import rate_of
 from exhume.score.lineup import LEVEL, USUAL, Lineup
 from exhume.score.placebo import DIFFERENT, marked, placebo
@@ -420,6 +420,35 @@ def line_ups(
         if found is not None:
             lined[row.id] = found
     return lined
+
+
+# Groups by a column of a table
+
+
+def by_group(found: Sequence[Findings], cases: Mapping[str, Case], group: str) -> list[Findings]:
+    """With the share of every group of records, by a column of a table, where they were lined up."""
+    columns = {name: case.inputs().columns for name, case in cases.items()}
+    new = list(found)
+    for place, one in enumerate(found):
+        own, section = columns[one.section.release], one.section
+        if group not in [column.name for column in own] or "rank" not in one.evidence:
+            continue
+        names = groups_in(one.evidence["targets"], own, group)
+        if rows := groups_of(one.evidence["rank"], names):
+            notes = (*section.notes, sentence_on_groups(rows))
+            section = replace(section, extent=replace(section.extent, groups=rows), notes=notes)
+            new[place] = replace(one, section=section)
+    return new
+
+
+def check_group(group: str, cases: Sequence[Case]) -> None:
+    """Refuses a column that no release has."""
+    if not group:
+        return
+    columns = [column.name for case in cases for column in case.inputs().columns]
+    if group not in columns:
+        there = f"there are {', '.join(columns)}" if columns else "what is attacked is no table"
+        raise ExhumeError(f"group: no column {group!r}; {there[:300]}")
 
 
 # In the store, so that a finished attack is found again when a run is taken up

@@ -18,7 +18,7 @@ import torch
 
 from exhume import readers
 from exhume.auditing.at_risk import with_risk
-from exhume.auditing.attack import Spent, attack_case, inapplicable
+from exhume.auditing.attack import Spent, attack_case, by_group, check_group, inapplicable
 from exhume.auditing.case import (
     Case,
     Kind,
@@ -67,7 +67,6 @@ from exhume.report.folder import (
 )
 from exhume.report.page import draw
 from exhume.score.copies import copies_among
-from exhume.score.extent import groups_in, groups_of, sentence_on_groups
 from exhume.settings import Brief, Settings
 from exhume.settings.brief import OUR_NAMES
 from exhume.store.shards import NullStore
@@ -105,7 +104,7 @@ def audit(
         clock = Clock(progress)
         clock.allow(brief.budget.seconds)
         released, found, rows = attack(planned, released, folder, clock)
-        found = by_group(found, released, brief.settings.data.group)
+        found = by_group(found, {r.name: r.case for r in released}, brief.settings.data.group)
         judged = judge(brief, released, found, planned, rows=rows, folder=folder, clock=clock)
         judged = keep_evidence(judged, released, folder)
         tests = planned.tests
@@ -197,7 +196,7 @@ def resolve(
     if folder is not None:
         digests = {name: text for one in released for name, text in digests_of(one.case).items()}
         brief = resume_or_refuse(folder, brief, digests)
-    _check_group(brief.settings.data.group, released)
+    check_group(brief.settings.data.group, [one.case for one in released])
     return brief, [replace(one, case=one.case.resolved(brief, store)) for one in released]
 
 
@@ -292,32 +291,6 @@ def made_rows(case: Case, planned: Sequence[Row]) -> list[Row]:
     """The planned rows as they are now that the releases are made, on as many records as planned."""
     now = {row.id: row for row in rows_of(case)}
     return [replace(now[row.id], records=row.records) for row in planned]
-
-
-def by_group(found: Sequence[Findings], released: Sequence[Released], group: str) -> list[Findings]:
-    """With the share of every group of records, by a column of a table, where they were lined up."""
-    columns = {one.name: one.case.inputs().columns for one in released}
-    new = []
-    for one in found:
-        own, section = columns[one.section.release], one.section
-        rows = None
-        if group in [column.name for column in own] and "rank" in one.evidence:
-            names = groups_in(one.evidence["targets"], own, group)
-            rows = groups_of(one.evidence["rank"], names)
-        if rows is not None:
-            notes = (*section.notes, sentence_on_groups(rows))
-            section = replace(section, extent=replace(section.extent, groups=rows), notes=notes)
-        new.append(replace(one, section=section))
-    return new
-
-
-def _check_group(group: str, released: Sequence[Released]) -> None:
-    if not group:
-        return
-    columns = [column.name for one in released for column in one.case.inputs().columns]
-    if group not in columns:
-        there = f"there are {', '.join(columns)}" if columns else "what is attacked is no table"
-        raise ExhumeError(f"group: no column {group!r}; {there[:300]}")
 
 
 def _marked(findings: Findings, release: str) -> Findings:
