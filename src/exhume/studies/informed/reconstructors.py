@@ -30,6 +30,7 @@ class _Large:
     data: DataSettings
     shadows: tuple[int, ...]  # with the most of them a network corrects the closed form too
     rate: float = 0.2
+    through: int = 0  # targets differentiated through training
 
     @property
     def most(self) -> int:
@@ -82,6 +83,7 @@ _SCALES: dict[Scale, _Setting] = {
         large=_Large(
             DataSettings("mnist", fixed=10_000, targets=100, shadows=6000, public=1, test=1),
             shadows=(250, 1000, 6000),
+            through=4,
         ),
     ),
     "paper": _Setting(
@@ -170,7 +172,11 @@ def _paper_setting(bench: Bench, setting: _Setting, large: _Large) -> dict[str, 
     game, most = bench.game(), large.shadows[-1]
     arms = {f"paper_setting.closed_form.{n}": bench.play(game, shadows=n) for n in large.shadows}
     better = _corrected(bench, setting, most)
-    return arms | {"paper_setting.corrected": bench.play(game, better, shadows=most)}
+    arms["paper_setting.corrected"] = bench.play(game, better, shadows=most)
+    if few := large.through:
+        exact = ThroughTraining(setting.questions)
+        arms["paper_setting.through_training"] = bench.play(game, exact, shadows=0, targets=few)
+    return arms
 
 
 def compared(setting: _Setting, metrics: Mapping[str, float]) -> dict[str, object]:
