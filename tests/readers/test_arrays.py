@@ -153,3 +153,11 @@ def test_ten_gigabytes_of_nothing(tmp_path):
     (tmp_path / "s.npz").write_bytes(b"")
     os.truncate(tmp_path / "s.npz", 10 << 30)  # sparse
     assert "s.npz: " in says(lambda: load(tmp_path / "s.npz"))
+
+
+def test_what_is_wrong_with_the_labels_is_said_before_the_inputs_are_unpacked(tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.zeros((40, 1000), np.float32), y=np.full(40, -3))
+    content = bytearray((tmp_path / "a.npz").read_bytes())
+    content[5000:5400] = b"\1" * 400  # in x: its checksum fails once it is read to its end
+    (tmp_path / "a.npz").write_bytes(content)
+    assert "holds the negative label -3" in says(lambda: load(str(tmp_path / "a.npz")))

@@ -52,6 +52,8 @@ def npz(path: Path, reading: TextReading = TextReading()) -> Records:  # noqa: B
         needed = sum(_bytes_read(file, name) for name in (*x, *y, *names))
         check_memory(needed, f"{path}: its arrays")
         labels = _joined({name: file[name] for name in y}, path)
+        if labels.size and not reading.targets:  # said before the inputs are unpacked
+            numbers = _checked_labels(labels, f"{path}: {y[0]}")
         inputs = _joined({name: file[name] for name in x}, path)
         given = {name: np.asarray(file[name]) for name in names}
     if len(inputs) != len(labels):
@@ -60,7 +62,6 @@ def npz(path: Path, reading: TextReading = TextReading()) -> Records:  # noqa: B
         raise ExhumeError(f"{path}: {x[0]} has shape {inputs.shape}, which holds no records")
     if reading.targets:
         return rows_in_arrays(inputs, labels, str(path))
-    numbers = _checked_labels(labels, f"{path}: {y[0]}")
     classes = columns = None
     if "classes" in given:
         classes = _names_in(given["classes"], f"{path}: classes", least=int(numbers.max()) + 1)
