@@ -282,3 +282,14 @@ def test_free_gates_leave_training_as_it_is(game, key):
     torch.testing.assert_close(ends[0].end, ends[1].end)
     torch.testing.assert_close(plain.forward(ends[0], along), free.forward(ends[1], along))
     assert unrolled(RECIPES["mlp"], fixed, key).freed()[1] == 0
+
+
+def test_every_way_through_a_training_can_end_the_work(make_records, key):
+    mlp, said = MLP((5,), (4,), 3), []
+    fixed = make_records(6, (5,), 3, key)
+    unrolled = unroll(FullBatch(mlp, Descent(3)), mlp.initial(key), fixed[:5])
+    unrolled = replace(unrolled, progress=lambda *about: said.append(about))
+    path = unrolled.train(Unknown(fixed[5:].inputs, fixed[5:].labels))
+    unrolled.forward(path, fixed[5:].inputs)
+    unrolled.adjoint(path, path.end)
+    assert len(said) == 3

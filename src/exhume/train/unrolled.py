@@ -55,7 +55,15 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from exhume.core.contract import Architecture, Layout, NotApplicable, Recipe, Records
+from exhume.core.contract import (
+    Architecture,
+    Layout,
+    NotApplicable,
+    Progress,
+    Recipe,
+    Records,
+    silent,
+)
 from exhume.models.activations import Elementwise
 from exhume.models.own import OwnArchitecture, not_per_record
 from exhume.models.own_texts import LanguageModel
@@ -68,6 +76,7 @@ from exhume.train.recipe import FullBatch, MiniBatch
 
 Pushes = list[list[tuple[Tensor, ...]]]
 """A number for each entry of each gate, by step, block of records and gate."""
+_ONCE_MORE = "going through a training"
 _BLOCK = 1024  # records whose activations are held at once
 _COPIES = 6  # of a record's activations in the graph of a gradient; on the safe side
 _LEAKS = {"relu": 0.0, "leaky-relu": 0.01}  # of our own activations
@@ -135,6 +144,9 @@ class Unrolled:
     mixes: bool = False  # batch norm: a step's records must be seen together
     activations: int = 0  # numbers a record leaves behind in a forward pass; 0: keep no graph
     memory: int = 1024  # MiB for the states and graphs of a training
+    progress: Progress = (
+        silent  # is told of every way through the steps, so that it can end the work
+    )
 
     @cached_property
     def live(self) -> Tensor:
@@ -157,6 +169,7 @@ class Unrolled:
     # Training
 
     def train(self, guess: Unknown) -> Path:
+        self.progress(_ONCE_MORE, 0, 1)
         state = self._start
         rows = self.rule.kept(state, self.initial)
         whole = len(self.steps) * rows.numel() * rows.element_size() <= (self.memory << 20) // 4
@@ -205,6 +218,7 @@ class Unrolled:
 
     def forward(self, path: Path, along: Tensor, pushes: Pushes | None = None) -> Tensor:
         """(p,) J times a change (e, *shape) of the unknown records, and of free gates in each step."""
+        self.progress(_ONCE_MORE, 0, 1)
         change = torch.zeros_like(self._start)
         for t, kept in self._stretches(path):
             bent = torch.zeros_like(self.initial)
@@ -220,6 +234,7 @@ class Unrolled:
 
     def adjoint(self, path: Path, cotangent: Tensor, pushes: Pushes | None = None) -> Tensor:
         """(e, *shape) the transpose of J times (p,). pushes: an empty list, to be filled for every step."""
+        self.progress(_ONCE_MORE, 0, 1)
         towards = torch.zeros_like(self._start)
         towards[0] = cotangent
         by_inputs = torch.zeros_like(path.guess.inputs)

@@ -117,6 +117,7 @@ class ThroughTraining:
         linearisations: list[Linearisation] = [adjoint]
         if activation(mlp.activation).curve is None:
             unrolled = unroll(recipe, initial, fixed, memory=self.memory)
+            unrolled = replace(unrolled, progress=progress)
             linearisations.append(MatrixFree(unrolled, starts))
         cost = Cost(time.perf_counter() - started, len(adjoint.questions) + 1 + starts.models)
         return FittedThroughTraining(
@@ -193,6 +194,7 @@ class ThroughAnyTraining:
     ) -> FittedThroughTraining:
         recipe, initial, fixed = known = _known(knowledge)
         unrolled = unroll(recipe, initial, fixed, self.unknown, memory=self.memory)
+        unrolled = replace(unrolled, progress=progress)
         started = time.perf_counter()
         starts = _starts(self, known, unrolled.live, key, store, progress)
         white = None
