@@ -151,14 +151,21 @@ def rounded(weights: Tensor, routine: Routine) -> Tensor:
 
 
 def robust_fit(
-    misfit: Callable[[Tensor], Tensor], start: Tensor, groups: Tensor, pull: Tensor
+    misfit: Callable[[Tensor], Tensor],
+    start: Tensor,
+    groups: Tensor,
+    pull: Tensor,
+    goes_on: Callable[[], bool] = lambda: True,
 ) -> Tensor:
-    """Levenberg and Marquardt on sum_j m_j^2 / (m_j^2 + s^2) + sum pull (at - start)^2 / s^2."""
+    """Levenberg and Marquardt, while it goes on:
+
+    sum_j m_j^2 / (m_j^2 + s^2) + sum pull (at - start)^2 / s^2
+    """
     here, error = start, misfit(start)
     damping, idle = 1e-3, 0
     every = torch.eye(len(start), dtype=start.dtype)
     for _ in range(_STEPS):
-        if float(error.norm()) < EXACT or idle == _PATIENCE:
+        if float(error.norm()) < EXACT or idle == _PATIENCE or not goes_on():
             break
         jacobian = vmap(lambda along: jvp(misfit, (here,), (along,))[1], chunk_size=64)(every)  # noqa: B023
         sizes = _sizes(error, groups)

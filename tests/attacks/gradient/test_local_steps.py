@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from exhume.attacks.gradient.local_steps import LocalStepsAttack
-from exhume.core.contract import Key, Knowledge, NotApplicable, Outcome, Records
+from exhume.core.contract import Key, Knowledge, NotApplicable, Outcome, Records, silent
+from exhume.core.errors import OutOfTime
 from exhume.core.own_code import seeded_globals
 from exhume.models.own import ModuleArchitecture
 from exhume.store.shards import NullStore
@@ -29,11 +30,14 @@ def client(records=6, gate=None):
     return ModuleArchitecture.of(module, (20,)), Records(inputs, labels, tuple("abcd"))
 
 
-def attacked(local, batch, attack=QUICK, known=None):
+def attacked(local, batch, attack=QUICK, known=None, progress=silent):
     start = local.architecture.initial(KEY)
     release, _ = release_updates(local, start, batch, KEY.fold("client"))
     knowledge = Knowledge(architecture=local.architecture, local=known or local)
-    return attack.prepare(knowledge, key=KEY.fold("attack"), store=NullStore()).run(release)
+    prepared = attack.prepare(
+        knowledge, key=KEY.fold("attack"), store=NullStore(), progress=progress
+    )
+    return prepared.run(release)
 
 
 @pytest.mark.parametrize(
@@ -95,3 +99,19 @@ def test_the_order_of_a_clients_records_is_in_its_update():
     assert torch.allclose(again, release.values, atol=1e-5)
     plain = LocalTraining(network, 2, 0.05)
     assert rows_behind(plain, start, batch.inputs[0], batch.labels[0], release.values[0]) is None
+
+
+def test_where_the_time_is_over_it_ends_with_what_it_has():
+    network, batch = client()
+    local = LocalTraining(network, rate=0.01, routine=Routine(epochs=2, local_batch=3))
+    seen = []
+
+    def progress(stage, done, total):
+        seen.append(stage)
+        if stage == "fitting records through local steps":
+            raise OutOfTime("the budget ended")
+
+    found = attacked(local, batch, progress=progress)
+    assert {"opening gates", "fitting records through local steps"} <= set(seen)
+    assert len(found.found()) == 6
+    assert found.status.outcome is Outcome.STOPPED_EARLY

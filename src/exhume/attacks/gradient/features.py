@@ -100,7 +100,8 @@ class PreparedDecoding:
     def _answer(
         self, gradient: Tensor, parameters: Tensor, sent: dict[str, Tensor], key: Key
     ) -> BatchAnswer:
-        seen, search = Layers(self.architecture, gradient, parameters), records_behind
+        seen = Layers(self.architecture, gradient, parameters, progress=self.progress)
+        search = records_behind
         local, count = self.knowledge.local, self.knowledge.batch_size
         if isinstance(local, LocalTraining) and count and len(local.rates(count)) > 1:
             seen, search = at_path_midpoint(seen, local, count), likely_records

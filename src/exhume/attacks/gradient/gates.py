@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from exhume.attacks.gradient.chains import Chain, Layer, chain_of
 from exhume.attacks.gradient.span import span_of_slopes
-from exhume.attacks.releases import BatchAnswer, EachGradient, architecture_of
+from exhume.attacks.releases import BatchAnswer, EachGradient, architecture_of, goes_on
 from exhume.core.contract import (
     Architecture,
     ExhumeError,
@@ -84,7 +84,8 @@ class GateAttack:
         shape = tuple(architecture.input_shape)
 
         def invert(gradient: Tensor, parameters: Tensor, index: int) -> BatchAnswer:
-            seen, release_key = Layers(architecture, gradient, parameters), key.fold(index)
+            seen = Layers(architecture, gradient, parameters, progress=progress)
+            release_key = key.fold(index)
             chain = chain_for(seen, release_key)
             if not chain.whole:
                 raise NotApplicable(
@@ -126,6 +127,7 @@ class Layers:
     parameters: Tensor  # (p,)
     records: int | None = None  # of the batch; None: the spectrum says it
     spans: dict[str, Tensor] = field(default_factory=dict, repr=False)  # by layer, each once
+    progress: Progress = silent
 
     def __post_init__(self) -> None:
         if not bool(torch.isfinite(self.gradient).all()):
@@ -258,7 +260,7 @@ def _searched(
             f"{basis.shape[1]} records are too many for {len(neurons.left)} neurons of {first.name}",
             ever=False,
         )
-    answers = search(neurons, key, rounds)
+    answers = search(neurons, key, rounds, seen.progress)
     if not len(answers):
         raise NotApplicable(f"no record's gates were found in {rounds} rounds", ever=True)
     inputs = torch.linalg.pinv(answers.duals.T) @ rows  # x delta^T, up to the size of either
@@ -339,19 +341,22 @@ class GateAnswers:
         return len(self.duals)
 
 
-Search = Callable[[Neurons, Key, int], GateAnswers]
+Search = Callable[[Neurons, Key, int, Progress], GateAnswers]
 
 
-def records_behind(neurons: Neurons, key: Key, rounds: int) -> GateAnswers:
-    """All b records' answers, or those that came up in so many rounds of starts."""
+def records_behind(neurons: Neurons, key: Key, rounds: int, progress: Progress) -> GateAnswers:
+    """All b records' answers, or those that came up in so many rounds of starts, or in time."""
     b, k = neurons.left.shape[1], neurons.outer.shape[1]
     answers = GateAnswers(
         neurons.left.new_zeros(0, b), neurons.left.new_zeros(0, k), torch.zeros(0)
     )
     generator = key.fold("gates").generator()
     idle = 0
-    for _ in range(min(rounds, neurons.affordable)):
+    most = min(rounds, neurons.affordable)
+    for turn in range(most):
         if len(answers) == b or idle == _PATIENCE:
+            break
+        if not goes_on(progress, "opening gates", turn, most):
             break
         before = len(answers)
         starts = torch.randn(_STARTS, b, generator=generator, dtype=torch.float64)
@@ -369,15 +374,15 @@ def records_behind(neurons: Neurons, key: Key, rounds: int) -> GateAnswers:
     return answers
 
 
-def likely_records(neurons: Neurons, key: Key, rounds: int) -> GateAnswers:
+def likely_records(neurons: Neurons, key: Key, rounds: int, progress: Progress) -> GateAnswers:
     """The b answers that explain most, where no equation holds exactly: deltas are averages over steps."""
     generator, b = key.fold("likely").generator(), neurons.left.shape[1]
-    answers = [
-        _descended(
-            neurons, torch.randn(_STARTS, b, generator=generator, dtype=torch.float64), _FLOOR
-        )
-        for _ in range(min(rounds, neurons.affordable))
-    ]
+    most, answers = min(rounds, neurons.affordable), list[tuple[Tensor, Tensor]]()
+    for turn in range(most):
+        if answers and not goes_on(progress, "opening gates", turn, most):
+            break
+        starts = torch.randn(_STARTS, b, generator=generator, dtype=torch.float64)
+        answers.append(_descended(neurons, starts, _FLOOR))
     q, r = (torch.cat(parts) for parts in zip(*answers, strict=True))
     share = _explained(neurons, q, r, _NEARLY)
     picked: list[int] = []

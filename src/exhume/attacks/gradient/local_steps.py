@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 import torch.nn.functional as F
@@ -27,7 +27,7 @@ from torch import Tensor
 
 from exhume.attacks.gradient.chains import Chain, Layer, chain_of
 from exhume.attacks.gradient.gates import Layers, features_behind, likely_records
-from exhume.attacks.releases import BatchAnswer, EachGradient, architecture_of
+from exhume.attacks.releases import BatchAnswer, EachGradient, architecture_of, goes_on
 from exhume.core.contract import Key, Knowledge, NotApplicable, Progress, Store, silent
 from exhume.train.least_squares import least_norm
 from exhume.train.local import LocalTraining
@@ -68,7 +68,7 @@ class LocalStepsAttack:
         shape, stage = tuple(architecture.input_shape), "going back through local steps"
 
         def invert(gradient: Tensor, parameters: Tensor, index: int) -> BatchAnswer:
-            seen = Layers(architecture, gradient, parameters)
+            seen = Layers(architecture, gradient, parameters, progress=progress)
             fit, trial = self._fitted(seen, local, key.fold(index))
             records = fit.records(trial)
             return BatchAnswer(
@@ -145,7 +145,8 @@ def _whole_chain(seen: Layers) -> Chain:
 def at_path_midpoint(seen: Layers, local: LocalTraining, records: int) -> Layers:
     """The average step of so many records, taken for a gradient at the middle of the weights' way."""
     end = local.routine.ended(seen.parameters, seen.gradient, local.rates(records))
-    return Layers(seen.architecture, seen.gradient, (seen.parameters + end) / 2, records)
+    middle = (seen.parameters + end) / 2
+    return Layers(seen.architecture, seen.gradient, middle, records, progress=seen.progress)
 
 
 def labels_at(seen: Layers, chain: Chain, inputs: Tensor) -> Tensor:
@@ -192,6 +193,7 @@ class ThroughSteps:
     sent: Tensor  # (q,) the weights the client was sent
     groups: Tensor  # (q,) neurons that the numbers belong to
     rows: tuple[int, ...]  # outputs of the layers
+    progress: Progress = silent
 
     @staticmethod
     def of(
@@ -212,7 +214,8 @@ class ThroughSteps:
             for some in (slopes, weights, [*groups, last])
         )
         rows = tuple(len(slope) for slope in slopes)
-        return ThroughSteps(chain, local, labels, basis, wanted, sent, owners, rows)
+        told = seen.progress
+        return ThroughSteps(chain, local, labels, basis, wanted, sent, owners, rows, told)
 
     @property
     def count(self) -> int:
@@ -343,6 +346,7 @@ class ThroughSteps:
 
         pull = torch.zeros_like(at)
         pull[held:] = even or 0.0
-        fitted = robust_fit(misfit, at, self.groups, pull)
+        going = partial(goes_on, self.progress, "fitting records through local steps", 0, 1)
+        fitted = robust_fit(misfit, at, self.groups, pull, going)
         inside = fitted[:held].reshape(trial.inside.shape)
         return Trial(inside, weights(fitted), float(misfit(fitted).norm()))
