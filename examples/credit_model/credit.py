@@ -17,8 +17,9 @@ from sklearn.linear_model import LogisticRegression
 from exhume import readers
 from exhume.attacks.informed.glm import GlmClosedForm
 from exhume.core.contract import Key, Knowledge
-from exhume.store.shards import NullStore
+from exhume.core.records import cells_of
 from exhume.readers.fitted import release_of_fitted
+from exhume.store.shards import NullStore
 
 JOBS = ("clerk", "cook", "driver", "nurse", "teacher")
 
@@ -42,8 +43,7 @@ def main(folder: Path, tolerance: float = 1e-8, customers: int = 5) -> float:
     """Prints some customers beside what the model gave away; returns the share that came back."""
     folder.mkdir(parents=True, exist_ok=True)
     write_customers(folder / "customers.csv")
-    table = readers.table(folder / "customers.csv", "default")
-    records = table.records
+    records = readers.table(folder / "customers.csv", "default")
     model = LogisticRegression(tol=tolerance, max_iter=10_000)
     model.fit(records.inputs.double().numpy(), records.labels.numpy())
 
@@ -58,8 +58,8 @@ def main(folder: Path, tolerance: float = 1e-8, customers: int = 5) -> float:
         found = attack.run(release)
         assert found.labels is not None
         label = records.classes[int(found.labels[0, 0])]
-        guess = table.rows(found.candidates[0])[0] | {"default": label}
-        truth = table.rows(records.inputs[one : one + 1])[0]
+        guess = cells_of(found.candidates[0, 0], records.columns) | {"default": label}
+        truth = cells_of(records.inputs[one], records.columns)
         truth |= {"default": records.classes[int(records.labels[one])]}
         close = (found.candidates[0, 0] - records.inputs[one]).abs().max() < 0.01
         exact += bool(close) and guess["default"] == truth["default"]

@@ -24,7 +24,7 @@ def main(folder: Path) -> exhume.Audit:
     """The audit of both versions, for the erased customer."""
     folder.mkdir(parents=True, exist_ok=True)
     write_customers(folder / "customers.csv", EVERYBODY)
-    records = readers.table(folder / "customers.csv", "default").records
+    records = readers.table(folder / "customers.csv", "default")
     inputs, labels = records.inputs.double().numpy(), records.labels.numpy()
     stays = [row for row in range(CUSTOMERS) if row != ERASED]
     for name, rows in (("before", list(range(CUSTOMERS))), ("after", stays)):

@@ -15,7 +15,7 @@ from torch import nn
 
 CLIENTS = {"0": [3, 17, 40, 41], "1": [60, 61, 62, 63]}  # indices into MNIST
 RATE = 0.1
-NOISE = 10.0  # of the second client where there is a guard, over its update's root mean square
+NOISE = 50.0  # of the second client where there is a guard, over its update's root mean square
 
 
 def make() -> nn.Module:
@@ -70,7 +70,9 @@ def server_app(folder):
     @app.main()
     def main(grid: Grid, _: Context) -> None:
         strategy = RecordingStrategy(
-            FedAvg(fraction_evaluate=0.0), Recording(folder), FactNames(rate="lr", client="partition-id")
+            FedAvg(fraction_evaluate=0.0),
+            Recording(folder),
+            FactNames(rate="lr", client="partition-id"),
         )
         strategy.start(
             grid=grid,

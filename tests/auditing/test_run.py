@@ -121,6 +121,7 @@ def test_a_second_run_is_the_same(whole, tmp_path):
         for row in [*result["attacks"], *result["plan"], *result["fixes"]]:
             row.pop("cost", None)
             row.pop("seconds", None)
+            row.pop("cpu_seconds", None)
     assert first == second
 
 
@@ -137,7 +138,7 @@ def test_a_budget_chooses_targets_and_shadows():
     many = sized(plain, 70_000, per_model=1e-3, budget=600.0).data
     few = sized(plain, 70_000, per_model=1.0, budget=600.0).data
     assert (many.targets, many.shadows) == (200, 2000)
-    assert (few.targets, few.shadows) == (40, 200)  # so that a control fits, too
+    assert (few.targets, few.shadows) == (50, 200)  # so that a control fits, too
     assert (few.targets + few.shadows) * 1.0 <= 0.7 * 600
     hopeless = sized(plain, 70_000, per_model=1e6, budget=600.0).data
     assert (hopeless.targets, hopeless.shadows) == (20, 50)  # the planner then leaves it out
@@ -336,7 +337,7 @@ def test_a_fitted_linear_model_gives_its_records_away(tmp_path):
     assert done.metrics["label_accuracy"] == 1.0
     assert done.metrics["mse"] < 1e-4
     result = result_of(done)
-    assert result["title"] == "What a fitted linear model gives away"
+    assert result["title"] == "What the fitted model gives away"
     assert result["classes"] == ["granted", "refused"]
     again = exhume.audit_fitted(model, x, y, tmp_path / "run", targets=30)
     assert again.metrics == done.metrics

@@ -241,9 +241,7 @@ def fitted(tmp_path, **changes) -> Path:
     [
         ({"coef_": np.full((1, 4), np.nan)}, "coef_ holds NaN or infinite values"),
         ({"intercept_": np.array([np.inf])}, "intercept_ holds NaN or infinite values"),
-        ({"intercept_": np.zeros(3)}, r"intercept_ has shape \(3,\), \(1,\) is needed"),
-        ({"intercept_": 0.0}, r"intercept_ has shape \(\), \(1,\) is needed"),
-        ({"coef_": np.zeros(4)}, r"coef_ has shape \(4,\), \(outputs, inputs\) is needed"),
+        ({"intercept_": np.zeros(3)}, r"coef_ and intercept_ have shapes \(1, 4\) and \(3,\), "),
         ({"coef_": "four"}, "coef_ is no array of numbers"),
         ({"coef_": np.zeros((1, 4), dtype=complex)}, "coef_ is no array of numbers"),
         ({"C": "one"}, "C: 'one' given, a number above 0 is needed"),

@@ -139,7 +139,7 @@ def test_a_gallery_without_the_truth_goes_by_confidence() -> None:
     assert (gallery.best_first, gallery.worst_first) == ("surest", "least sure")
     assert make_gallery(seen, [], size=10**6, ranked_by="mse") is None
     with pytest.raises(
-        ExhumeError, match="ranked_by: 'size' is not one of mse, ssim, cosine, confidence"
+        ExhumeError, match="ranked_by: 'size' is not one of ratio, mse, ssim, cosine, confidence"
     ):
         make_gallery(seen, [], size=10**6, ranked_by="size")
 

@@ -67,6 +67,8 @@ def test_a_broken_ray_is_not_an_absent_one(monkeypatch):
 class NoRay:
     """Ray, as far as connecting goes."""
 
+    exceptions = SimpleNamespace(RayError=OSError)
+
     def __init__(self, error: Exception) -> None:
         self.error = error
 

@@ -64,6 +64,8 @@ def test_what_is_not_counted_is_said():
 
 
 def test_every_study_of_the_informed_adversary_follows_the_device():
-    informed = [one for one in STUDIES.values() if one.run.__module__.split(".")[-2] == "informed"]
+    rooms = {name: one.run.__module__.split(".")[-2] for name, one in STUDIES.items()}
+    informed = [STUDIES[name] for name, room in rooms.items() if room == "informed"]
+    informed = [one for one in informed if one.name != "versions"]  # it audits whole releases
     assert len(informed) > 10
     assert [one.name for one in informed if not one.on_device] == []

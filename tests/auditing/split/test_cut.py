@@ -15,6 +15,7 @@ from exhume.auditing.kinds.split import SplitCase, fewer_targets, untrained
 from exhume.auditing.kinds.split_attackers import attacker_named, models_of, names_for, rounds_of
 from exhume.auditing.kinds.split_files import read_split
 from exhume.auditing.kinds.split_words import AttackedCut
+from exhume.auditing.plan import Clock
 from exhume.auditing.run import fix, read
 from exhume.core.contract import Outcome, Status, silent
 from exhume.core.evidence import LineupRow
@@ -161,10 +162,11 @@ def test_a_fix_is_trained_and_attacked(settings, tmp_path, only):
     brief = Brief.of(one).with_budget(fixes=True).resolved()
     (released,) = read(brief, silent)
     safe, leaks = Verdict("no leak found", "", ""), Verdict("leaks", "It leaks.", "")
+    clock = Clock(silent)
     with RunFolder.claimed(tmp_path / "run", resume_anyway=False, progress=silent) as folder:
         quiet, judged = (Judged([], {released.name: verdict}) for verdict in (safe, leaks))
-        assert fix(brief, [released], quiet, tests=3, folder=folder, progress=silent) == []
-        (tried,) = fix(brief, [released], judged, tests=3, folder=folder, progress=silent)
+        assert fix(brief, [released], quiet, tests=3, folder=folder, clock=clock) == []
+        (tried,) = fix(brief, [released], judged, tests=3, folder=folder, clock=clock)
     assert (tried.id, tried.release) == ("split-channel", released.name)
     assert tried.words == "a channel of at most 8 bits a request"
     assert tried.guarantee == "8 bits a request on average, for any attacker"
