@@ -76,6 +76,27 @@ def test_no_word_is_called_safe(make_run: MakeRun, word: str) -> None:
     assert not re.search(r"\b(is|are) (safe|anonymous|secure)\b", said)
 
 
+def test_a_bound_speaks_and_a_vacuous_one_is_called_so(make_run: MakeRun) -> None:
+    row = {
+        "attack": "Likeliest word",
+        "successes": 1404,
+        "trials": 2000,
+        "kappa": 0.1,
+        "alarm": False,
+    }
+    row |= {"game": "the input named among 10", "low": 0.68, "high": 0.72, "rate": 0.702}
+    limits = {"alarm": "", "notes": [], "rows": [row | {"bound": 0.75}, row | {"bound": 1.0}]}
+    files = written(
+        make_run,
+        attacks=[attack(limits=limits)],
+        verdict={"word": "not audited", "sentence": "Nothing worked.", "detail": ""},
+    )
+    said = "at most 75% success at the input named among 10; Likeliest word reached 70.2%"
+    for name in ("assessment.md", "assessment.html", "model-card.md"):
+        assert said in files[name]
+        assert "is vacuous: it allows 100%" in files[name]
+
+
 def test_a_study_has_no_assessment(make_run: MakeRun) -> None:
     with pytest.raises(ExhumeError, match="an assessment is made of an audit"):
         write_assessment(make_run(study()))

@@ -8,15 +8,21 @@ from __future__ import annotations
 from exhume.core.results import Result, Section
 from exhume.report.words import number, percent
 
+_VACUOUS = 0.99  # success that a bound allows, from which on it says nothing
 _FILES = ("checkpoint", "fitted")  # releases that are attacked as they are: there is nothing to try
 
 
 def meaning(result: Result) -> list[str]:
-    """Sentences on what the verdict says about the private records, and what it does not."""
+    """Sentences on what the verdict says about the records and what it does not, and on what is proved."""
+    return [*_of_the_word(result), *_proved(result)]
+
+
+def _of_the_word(result: Result) -> list[str]:
     word = result.verdict.word
     if word == "not audited":
         return [
-            "Nothing is known about this release: neither that it gives records away, nor that it does not.",
+            "By attacks nothing is known about this release: neither that it gives records away, nor that it "
+            "does not.",
             "Do not quote this page as a sign that there is no risk.",
         ]
     if word == "leaks":
@@ -84,6 +90,19 @@ def _leaking(result: Result) -> list[str]:
     if groups := most_known(result):
         said.append(f"More exposed than the others: {'; '.join(groups)}.")
     return said
+
+
+def _proved(result: Result) -> list[str]:
+    """What a guarantee allows any attack, beside the best that was tried; a bound may allow everything."""
+    rows = [row for section in result.attacks if section.limits for row in section.limits.rows]
+    return [
+        f"The bound on {row.game} is vacuous: it allows {percent(row.bound)}, so nothing follows from it; "
+        f"{row.attack} reached {percent(row.rate)}."
+        if row.bound > _VACUOUS
+        else f"Proved, whatever the attack: at most {percent(row.bound)} success at {row.game}; {row.attack} "
+        f"reached {percent(row.rate)}, guessing {percent(row.kappa)}."
+        for row in sorted(rows, key=lambda row: row.rate, reverse=True)[:2]
+    ]
 
 
 def _unnoticed(result: Result) -> str:
