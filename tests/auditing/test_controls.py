@@ -113,6 +113,16 @@ def test_no_more_than_four_rungs(folder):
     assert tried.order == [1, 20, 30, 35]
 
 
+@pytest.mark.parametrize(("seconds", "tried"), [(0.5, 0), (1.0, 1), (1.5, 1), (2.0, 2), (None, 2)])
+def test_a_ladder_has_what_those_before_it_left(folder, seconds, tried):
+    """The first shows nothing in a second; the second needs one as well."""
+    ladders = [Tried(lambda *_: 0, (1,)), Tried(lambda *_: 16, (1,))]
+    limits = {"tests": 3, "seconds": seconds, "folder": folder, "progress": silent}
+    result = climb("the update", [one.ladder() for one in ladders], NAMES, OWN, **limits)
+    assert [len(one.runs) for one in ladders] == [int(tried > 0), int(tried > 1)]
+    assert result.earned == (tried == 2)
+
+
 def counted(reaches: int, copies=(256, 64, 16, 8, 4, 2)) -> tuple[Ladder, list[int]]:
     """Rungs on which a record counts so many times; the attack works from `reaches` times on."""
     order: list[int] = []

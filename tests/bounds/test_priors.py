@@ -84,6 +84,11 @@ def test_two_records_on_the_rim_of_a_ball():
     assert (far.low, far.high) == (0.5, 0.5)
 
 
+def test_the_rim_of_a_ball_around_a_record_belongs_to_it():
+    found = kappa_of_balls(torch.tensor([[0.0], [1.0], [2.0], [9.0]]), 1.0)
+    assert found.low == 0.75
+
+
 def test_records_far_apart_are_exact():
     found = kappa_of_balls(10 * torch.eye(6), 1.0)
     assert found.exact

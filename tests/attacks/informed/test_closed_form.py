@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -12,6 +14,7 @@ from exhume.core.contract import (
     Knowledge,
     NotApplicable,
     Outcome,
+    Records,
     Weights,
 )
 from exhume.models.mlp import MLP
@@ -87,6 +90,9 @@ def test_a_label_without_shadows_is_never_inferred(game, key):
     )
     found = ClosedForm().prepare(fewer, key=key, store=NullStore()).run(release)
     assert not (found.labels == 3).any()
+    threes = knowledge.shadow[knowledge.shadow.labels == 3][:2]  # two make a regression
+    few = replace(fewer, shadow=Records.joined([shadow, threes]))
+    assert 3 in ClosedForm().prepare(few, key=key, store=NullStore()).fitted.regressions
     with pytest.raises(NotApplicable, match="at least 2 needed"):
         ClosedForm().prepare(
             Knowledge(
