@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from exhume.bench.shadows import one_at_a_time
 from exhume.core.contract import ExhumeError, Layout, Records
 from exhume.models.cnn import CNN
 from exhume.models.mlp import MLP
@@ -22,9 +23,7 @@ SMALL = CNN((2, 7, 7), (3, 4), (3, 2), (2, 1), (5,), 3)
 
 @pytest.mark.parametrize("extras", [0, 1, 2])
 @pytest.mark.parametrize("fresh", [False, True])
-def test_equals_the_reference_across_blocks(
-    one_at_a_time, make_records, key, monkeypatch, extras, fresh
-):
+def test_equals_the_reference_across_blocks(make_records, key, monkeypatch, extras, fresh):
     monkeypatch.setattr(functional, "_BLOCK", 4)
     descent = Descent(steps=10, rate=0.2, weight_decay=0.01)
     fixed = make_records(10, (2, 7, 7), 3, key)

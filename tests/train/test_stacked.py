@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from exhume.bench.shadows import one_at_a_time
 from exhume.core.contract import ExhumeError, Key, Records
 from exhume.models.activations import ACTIVATIONS
 from exhume.models.mlp import MLP
@@ -38,9 +39,7 @@ def records(count, d, classes, key, zero_columns=0):
     decay=st.sampled_from([0.0, 0.1]),
     fresh=st.booleans(),
 )
-def test_equals_the_reference(
-    one_at_a_time, n, d, hidden, classes, models, extras, name, zero, decay, fresh
-):
+def test_equals_the_reference(n, d, hidden, classes, models, extras, name, zero, decay, fresh):
     key = Key.from_seed(1)
     mlp = MLP((d,), tuple(hidden), classes, activation=name)
     descent = Descent(steps=4, rate=0.3, momentum=0.8, weight_decay=decay)
