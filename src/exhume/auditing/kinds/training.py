@@ -231,7 +231,7 @@ class TrainingCase(Case):
     @property
     def fitting(self) -> float:
         """Seconds of fitting the closed form."""
-        return 5e-3 * self.settings.data.shadows
+        return 3e-3 * self.settings.data.shadows
 
     def rows(self) -> list[Row]:
         sizes, chunk = self.settings.data, self.settings.machine.chunk

@@ -110,7 +110,7 @@ _SERVER = AttackSpec(
 SERVERS = ("server-span", "server-tensor")
 _THREAT = "sees a client's update; knows the weights it was sent"
 _EXACT, _CHEAP = 0.7, 7  # seconds of an exact attack on one update at most, and how many there are
-_LITTLE, _EACH_NUMBER = 0.03, 2e-6  # seconds of it on a small one, and for each number sent
+_LITTLE, _EACH_NUMBER = 0.17, 2e-6  # seconds of its line-up, and for each number that is sent
 _ORDERS = 8  # times what finding the order of known records takes, where the records are not known
 _LEAST = 1e-3  # seconds of a search, which then makes the fewest steps there are
 _FEWEST, _MOST = 50, 2000  # steps of gradient matching
@@ -192,9 +192,9 @@ def _on_records(
     )
     searching = settings.search_steps * settings.restarts * _step_seconds(updates)
     steps = decoding_steps(settings, updates)
-    decoding = exact_seconds(updates[:1])
+    decoding = exact_seconds(updates)
     if not isinstance(updates[0].architecture, MLP | TwoLayer):
-        decoding += steps * _decoding_seconds(updates)
+        decoding += steps * _decoding_seconds(updates) * len(updates)
     first, later = partial(_row, updates), partial(_row, updates, needed=True)
     return [
         first("bias-ratio", BiasRatio()),
@@ -202,7 +202,7 @@ def _on_records(
         later("gates", GateAttack()),
         later("local-steps", LocalStepsAttack(), _local_seconds(updates)),
         later("patches", PatchAttack()),
-        later("features", FeatureDecoding(steps=steps), decoding * len(updates), steps),
+        later("features", FeatureDecoding(steps=steps), decoding, steps),
         later("tolerant-ratio", BiasRatio(tolerance=0.3)),
         later("tensor", TensorAttack(nonnegative=images)),
         later("matching", matching, searching * len(updates), matching.steps),
@@ -221,7 +221,7 @@ def seconds_to_search(budget: float, updates: Sequence[ClientUpdate]) -> float:
 def exact_seconds(updates: Sequence[ClientUpdate]) -> float:
     """Of an exact attack on all updates: by the numbers that it decomposes, up to what large ones take."""
     numbers = updates[0].architecture.layout.size
-    return min(_EXACT, _LITTLE + _EACH_NUMBER * numbers) * len(updates)
+    return _LITTLE + min(_EXACT, _EACH_NUMBER * numbers) * len(updates)
 
 
 def _local_seconds(updates: Sequence[ClientUpdate]) -> float | None:
