@@ -58,6 +58,7 @@ class Agreement:
     renumbered: bool = False  # with other numbers of their classes than the data gives them
     private: Privacy = NOT_PRIVATE  # as the client is said to train
     hides: bool = False  # its noise would hide other records as well
+    numbers: int = 0  # that were sent and are not zero
     cause: Cause | None = None  # what explains the update that the records do not
 
     @property
@@ -258,6 +259,7 @@ def _compared(update: ClientUpdate, records: Records) -> Agreement:
         noise_like=like,
         private=private,
         hides=hidden,
+        numbers=int(there.sum()),
     )
 
 
@@ -301,7 +303,7 @@ def _premise_of(
     """What is said of the client whose records explain least; None: none of them could be compared."""
     known = [each for each in agreements if each.known]
     if not known:
-        return None
+        return _pooled([each for each in agreements if each.hides])
     worst = max(known, key=lambda each: (each.wrong, each._left))
     why = worst.sentence.rstrip(".") if worst.wrong else ""
     statistic = "share of the update that the named records leave unexplained"
@@ -314,3 +316,26 @@ def _premise_of(
         limit = max(limit, 0.0 if swapped.wrong or stranger is None else stranger)
     holds, sentence = not worst.wrong, worst.sentence
     return Premise(statistic, worst._left, limit, holds, stranger, sentence, why)
+
+
+def _pooled(hidden: Sequence[Agreement]) -> Premise | None:
+    """What noise hides client by client and not over all: the part of the updates along the records' own.
+
+    Of each it is 1 give or take noise / sqrt(numbers) where the records are right.
+    """
+    if not hidden:
+        return None
+    weights = [each.numbers / each.noise**2 for each in hidden]
+    spread = sum(weights) ** -0.5
+    pairs = zip(weights, hidden, strict=True)
+    scale = spread**2 * sum(weight * each.scale for weight, each in pairs)
+    off = abs(scale - 1) / spread
+    said = (
+        f"{scale:.2g} of what the named records give is in the updates, give or take {spread:.2g}"
+    )
+    why = "" if off <= _DEVIATIONS else f"under the noise {said}: these are other records"
+    what = (
+        "deviations from the named records' own part of the updates, under the noise of all clients"
+    )
+    sentence = f"Under the noise of all clients, {said}."
+    return Premise(what, off, _DEVIATIONS, not why, None, sentence, why)

@@ -11,9 +11,14 @@ from safetensors.torch import save_file
 from torch import nn
 
 from exhume import readers
-from exhume.auditing.kinds.update_files import ClientUpdate, client_updates
+from exhume.auditing.kinds.update_files import ClientUpdate, Truth, client_updates
 from exhume.auditing.kinds.update_rows import with_search
-from exhume.auditing.premise import Agreement, agreement_of, agreements_of
+from exhume.auditing.premise import (
+    Agreement,
+    agreement_of,
+    agreements_of,
+    check_named_records,
+)
 from exhume.core.contract import Gradient, Key, Records
 from exhume.defences.release import ClipRelease, NoiseRelease, PruneRelease, QuantiseRelease
 from exhume.models.cnn import CNN
@@ -87,6 +92,29 @@ def test_right_and_wrong_records(net, defence, seeds):
             assert found.wrong, (seed, found)
             assert "client 3 do not give this update (" in found.sentence
             assert found.cause is None  # neither their order nor anything else is to blame
+
+
+@pytest.mark.parametrize(("noise", "tells"), [(60.0, True), (3000.0, False)])
+@pytest.mark.parametrize("named", ["own", "others"])
+def test_noise_that_hides_one_client_hides_not_all_of_them(named, noise, tells, key):
+    updates, private = [], {}
+    for place in range(100):
+        each = key.fold("client", place)
+        case = case_of(NETS["mlp"], drawn(2, each.fold("own")), key=key.fold("start"), size=2)
+        plain = case.gradient.values
+        drawn_noise = torch.randn(plain.shape, generator=each.fold("noise").generator())
+        values = plain + noise * plain.norm() * drawn_noise / plain.numel() ** 0.5
+        sent = replace(case.gradient, values=values)
+        updates.append(replace(case, client=f"c{place}", gradient=sent))
+        private[f"c{place}"] = drawn(2, each.fold(named))
+    strangers = drawn(40, key.fold("strangers"))
+    hidden = [c for c in updates if not agreement_of(c, private[c.client]).known]
+    some = {case.client: private[case.client] for case in hidden}
+    assert len(hidden) > 80
+    _, truth = check_named_records(hidden, Truth(some, strangers))
+    assert truth.premise.holds is (named == "own" or not tells)
+    assert bool(truth.premise.why) is not truth.premise.holds
+    assert "give or take" in truth.premise.sentence
 
 
 @pytest.mark.parametrize("net", NETS)
