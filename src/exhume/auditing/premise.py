@@ -302,8 +302,12 @@ def _premise_of(
 ) -> Premise | None:
     """What is said of the client whose records explain least; None: none of them could be compared."""
     known = [each for each in agreements if each.known]
+    if any(each.hides and not each.known for each in agreements):
+        pooled = _pooled([each for each in agreements if each.noise_like and each.noise > 1])
+        if not known or pooled.why:
+            return pooled
     if not known:
-        return _pooled([each for each in agreements if each.hides])
+        return None
     worst = max(known, key=lambda each: (each.wrong, each._left))
     why = worst.sentence.rstrip(".") if worst.wrong else ""
     statistic = "share of the update that the named records leave unexplained"
@@ -318,13 +322,11 @@ def _premise_of(
     return Premise(statistic, worst._left, limit, holds, stranger, sentence, why)
 
 
-def _pooled(hidden: Sequence[Agreement]) -> Premise | None:
+def _pooled(hidden: Sequence[Agreement]) -> Premise:
     """What noise hides client by client and not over all: the part of the updates along the records' own.
 
     Of each it is 1 give or take noise / sqrt(numbers) where the records are right.
     """
-    if not hidden:
-        return None
     weights = [each.numbers / each.noise**2 for each in hidden]
     spread = sum(weights) ** -0.5
     pairs = zip(weights, hidden, strict=True)
