@@ -42,6 +42,7 @@ _DETERMINED = 0.02  # residual over the least visible change: how far off the re
 _EQUAL = 0.02  # relative: weights of records
 _BLIND = 1e-7  # of the largest singular value: rounding of differences
 _OPERATIONS = 2e10  # that singular values may take
+_SUMS = 4  # that each number of an update enters, so that two that share one are told apart by others
 
 
 def proof_of(
@@ -227,13 +228,14 @@ def _least(sent: _Sent, batch: Records, order: list[Tensor] | None) -> float | N
     if 2 * size * count * (6 * steps * count * each + 30 * len(sent.values)) > _OPERATIONS:
         return None
     generator = Key.from_seed(0).fold("sums").generator()
-    sums = torch.randint(2 * size + 8, (len(sent.values),), generator=generator)
-    signs = 2.0 * torch.randint(2, (len(sent.values),), generator=generator).double() - 1
+    width, shape = 2 * size + 8, (_SUMS, len(sent.values))
+    sums = torch.randint(width, shape, generator=generator) + width * torch.arange(_SUMS)[:, None]
+    signs = 2.0 * torch.randint(2, shape, generator=generator).double() - 1
     local, start = sent.steps.of(network), sent.start.double()
     rows = max(1, int(_NUMBERS / (16 * max(len(start), count * size))))
     worst = 1.0
     for place in range(count):
-        columns = torch.zeros(size, 2 * size + 8, dtype=torch.float64)
+        columns = torch.zeros(size, _SUMS * width, dtype=torch.float64)
         for some in torch.split(torch.arange(size), rows):
             moved = batch.inputs.double().flatten(2).repeat(2 * len(some), 1, 1)
             step = torch.tensor([_SMALL, -_SMALL]).double().repeat_interleave(len(some))
@@ -241,8 +243,9 @@ def _least(sent: _Sent, batch: Records, order: list[Tensor] | None) -> float | N
             inputs = moved.view(len(moved), *batch.inputs.shape[1:])
             labels = batch.labels.expand(len(moved), *batch.labels.shape[1:])
             made, _ = release_updates(local, start, Records(inputs, labels, ()), order=order)
-            change = (made.values[: len(some)] - made.values[len(some) :]) * signs
-            columns[some] = columns[some].index_add_(1, sums, change)
+            change = made.values[: len(some)] - made.values[len(some) :]
+            for into, sign in zip(sums, signs, strict=True):
+                columns[some] = columns[some].index_add_(1, into, change * sign)
         values = torch.linalg.svdvals(columns)
         worst = min(worst, float(values[-1] / values[0].clamp_min(1e-300)))
     return worst
