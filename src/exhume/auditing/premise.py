@@ -279,6 +279,15 @@ def check_named_records(
         if u.steps.privacy.noise and u.client not in fits and u.client not in wrong
     )
     doubts |= dict.fromkeys(doubt for each in agreements.values() if (doubt := each.doubt))
+    hidden = [each for each in agreements.values() if each.hides and each.noise_like]
+    if undeclared := [each.client for each in hidden if not each.private.noise]:
+        some = (
+            f"{undeclared[0]} and {len(undeclared) - 1} more" if undeclared[1:] else undeclared[0]
+        )
+        doubts[
+            f"noise that nobody declared (--dp-clip, --dp-noise) is in the update of client {some}, and "
+            "would hide other records as well"
+        ] = None
     truth = replace(
         truth,
         premise=_premise_of(list(agreements.values()), updates, truth),

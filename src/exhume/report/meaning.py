@@ -61,7 +61,7 @@ def next_steps(result: Result) -> list[str]:
             "keep this folder; after a change, audit again and run exhume compare OLD NEW",
             "exhume report RUN --assessment writes two pages for an impact assessment",
         ]
-    return [result.next or "nothing is known, and more effort would not change the reason above"]
+    return [result.next or "change what the reason above names, and audit again: until then nothing is known"]
 
 
 def most_known(result: Result) -> list[str]:

@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 
 from exhume import readers
 from exhume.auditing.kinds.update import read_updates
-from exhume.auditing.kinds.update_files import ClientUpdate
+from exhume.auditing.kinds.update_files import ClientUpdate, Truth
 from exhume.auditing.kinds.update_rows import noise_bound
-from exhume.auditing.premise import agreement_of
+from exhume.auditing.premise import agreement_of, check_named_records
 from exhume.cli import app
 from exhume.core.contract import ExhumeError
 from exhume.models.cnn import CNN
@@ -66,6 +66,14 @@ def test_noise_of_another_size_than_is_said_is_not_allowed_for(key):
     own = drawn(4, key.fold("own"))
     update = sent_by(NETS["mlp"], own, Privacy(0.5, 0.2), Privacy(0.5, 0.1), key)
     assert agreement_of(update, own).wrong
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_silence_under_noise_that_hides_counts_only_if_it_was_declared(declared, key):
+    own, privacy = drawn(4, key.fold("own")), Privacy(1.0, 8.0)
+    update = sent_by(NETS["mlp"], own, privacy, privacy if declared else NOT_PRIVATE, key)
+    _, truth = check_named_records([update], Truth({update.client: own}, drawn(40, key)))
+    assert ("noise that nobody declared" in truth.doubt) != declared
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.005])

@@ -237,14 +237,19 @@ def noise_alone(draw: Draw) -> Audit:
     )
 
 
+_PRIVATE = {"dp_clip": 1.0, "dp_noise": 4.0}
+
+
 def noisy(draw: Draw) -> Audit:
-    """Twenty clients with one record each, and noise three hundred times as large as their updates."""
+    """Twenty clients with one record each, who clip and add noise of four times the clip, and say so."""
     net, named = _mlp_of(draw), {}
     before, place = net.state_dict(), draw.folder / "sent"
     recording = Recording(place)
     for number in range(20):
         values = _sent(draw, net, draw.digits[number : number + 1])
-        values = values + _noise_like(replace(draw, key=draw.key.fold(number)), values, 300.0)
+        values = values / values.norm().clamp_min(1.0)
+        generator = draw.key.fold(number).fold("noise").generator()
+        values = values + _PRIVATE["dp_noise"] * torch.randn(values.shape, generator=generator)
         parts = torch.split(values, [p.numel() for p in net.parameters()])
         changed = zip(net.named_parameters(), parts, strict=True)
         after = {n: p.detach() - part.reshape(p.shape) for (n, p), part in changed}
@@ -254,7 +259,7 @@ def noisy(draw: Draw) -> Audit:
     path = draw.folder / "records.json"
     path.write_text(json.dumps(named), encoding="utf-8")
     files = {"model": f"{NETS}:mlp", "update": str(place), "records": str(path)}
-    return _update(draw, draw.digits, search_steps=100, **files)
+    return _update(draw, draw.digits, search_steps=100, **_PRIVATE, **files)
 
 
 def one_record(draw: Draw) -> Audit:
