@@ -415,8 +415,10 @@ def line_ups(
     for row in rows:
         if row.look is not None:
             continue
-        ran = [one for one in _ask(case, row, earlier, store, progress) if one.applies]
-        found = line_up_row(case.seats(row, ran), tests).row if ran else None
+        seen = case if row.view is None else row.view(case, store, progress)
+        answers = _ask(seen, row, {} if row.view else earlier, store, progress)
+        ran = [one for one in answers if one.applies]
+        found = line_up_row(seen.seats(row, ran), tests).row if ran else None
         if found is not None:
             lined[row.id] = found
     return lined
