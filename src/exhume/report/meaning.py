@@ -61,7 +61,10 @@ def next_steps(result: Result) -> list[str]:
             "keep this folder; after a change, audit again and run exhume compare OLD NEW",
             "exhume report RUN --assessment writes two pages for an impact assessment",
         ]
-    return [result.next or "change what the reason above names, and audit again: until then nothing is known"]
+    return [
+        result.next
+        or "change what the reason above names, and audit again: until then nothing is known"
+    ]
 
 
 def most_known(result: Result) -> list[str]:

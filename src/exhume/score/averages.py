@@ -61,12 +61,16 @@ class BatchAnswers:
 
     def best(self, good: Tensor) -> tuple[Tensor, ...]:
         """(d, n) for each measure: of the candidates that are left (d, k), the most alike."""
+        ever = good.any(0)
+        fewer = (~good[:, ever]).any(1).nonzero()[:, 0]  # mostly nothing more is dropped
         measures = []
         for similarity in self.similarity:
-            most = torch.full((len(good), similarity.shape[1]), -torch.inf, dtype=torch.float64)
-            for candidate, row in zip(good.T, similarity, strict=True):
-                at = candidate.nonzero()[:, 0]
-                most[at] = torch.maximum(most[at], row)
+            nothing = torch.full((1, similarity.shape[1]), -torch.inf, dtype=torch.float64)
+            most = torch.cat([nothing, similarity[ever]]).amax(0).repeat(len(good), 1)
+            most[fewer] = -torch.inf
+            for candidate in ever.nonzero()[:, 0].tolist():
+                at = fewer[good[fewer, candidate]]
+                most[at] = torch.maximum(most[at], similarity[candidate])
             measures.append(most)
         return tuple(measures)
 

@@ -253,12 +253,17 @@ class Lineup:
                 seated[:, places] = places[argsort_rows(uniform)]
             for release, some, measures in redealt.each(seated):
                 own = [i for i in drawn if int(self.release[i]) == release]
+                if not own:
+                    continue
+                used = torch.unique(torch.cat([torch.tensor(own), *(drawn[i] for i in own)]))
+                at = torch.full((len(self.release),), -1)  # where each place is among those used
+                at[used] = torch.arange(len(used))
                 won = torch.zeros(len(some), len(own), dtype=torch.bool)
-                there = seated[some, : len(self.release)]
+                there = seated[some[:, None], used]
                 for alike in measures:
                     at_place = alike.gather(1, there)
                     for number, i in enumerate(own):
-                        won[:, number] |= at_place[:, i] > at_place[:, drawn[i]].amax(1)
+                        won[:, number] |= at_place[:, at[i]] > at_place[:, at[drawn[i]]].amax(1)
                 counts[start + some] += won.sum(1)
         return counts
 
