@@ -136,7 +136,7 @@ def attack_row(
 
 
 def inapplicable(row: Row, why: NotApplicable) -> Findings:
-    """Of a row that could not be mounted, or had no time."""
+    """Findings of a row that could not be mounted, or had no time."""
     section = _as_its_row(Section.inapplicable(row.spec, why), row)
     return Findings(section, not_audited(why.why))
 

@@ -58,7 +58,7 @@ def next_step(case: Case, judged: Judged, *, budget: float | None, tests: int) -
 
 
 def _seconds(case: Case) -> float:
-    """Of its attacks, and of the control that they may need: at most a half for it, as a budget is shared."""
+    """Seconds of its attacks and of the control that they may need, which gets at most half of a budget."""
     rows = [row for row in rows_of(case) if row.when != "extra" and not row.why_not]
     attacks = sum(row.seconds for row in rows)
     control = next((ladder.seconds for ladder in case.ladders() if ladder.seconds), 0.0)

@@ -423,7 +423,7 @@ def _text(text: str, paths: list[str], groups: Sequence[str]) -> str:
 
 
 def _hidden(path: str) -> str:
-    """Of a file only what kind it is; what is named in it, such as a function, stays."""
+    """A file as its kind alone; what is named in it, such as a function, stays."""
     kind = re.search(r"\.[A-Za-z]\w{0,11}(:\w+)?$", _last(path))
     return f"redacted{kind[0]}" if kind else "redacted"
 

@@ -98,7 +98,7 @@ class Redealt(Protocol):
         ...
 
     def each(self, seated: Tensor) -> Iterator[tuple[int, Tensor, tuple[Tensor, ...]]]:
-        """Of every release its number, the rows (s,) of `seated` in which something answers it, and (s, n).
+        """For every release its number, the rows (s,) of `seated` in which something answers it, and (s, n).
 
         seated: (d, records) the record at every place. (s, n): similarity of every record, by measure.
         """

@@ -63,7 +63,7 @@ _spent = 0.0
 
 
 def processor_seconds() -> float:
-    """Of this process, of those that it saw end, and of what its workers finished, on this machine.
+    """Processor seconds of this process, of those that it saw end, and of its workers on this machine.
 
     Workers are children of another process, which outlives them.
     """

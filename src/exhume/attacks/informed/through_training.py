@@ -219,7 +219,7 @@ class ThroughAnyTraining:
 
 
 def _rates_of(recipe: Recipe) -> list[float]:
-    """Of each step of a training that can be differentiated."""
+    """Rate of each step of a training that can be differentiated."""
     check_differentiable(recipe)
     assert isinstance(recipe, FullBatch | MiniBatch)  # nothing else passes
     return recipe.descent.rates

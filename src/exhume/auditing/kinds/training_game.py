@@ -76,7 +76,7 @@ class Game:
 
     @property
     def accuracy(self) -> float | None:
-        """Of the released models; None: no record was left to measure it with."""
+        """Accuracy of the released models; None: no record was left to measure it with."""
         share = self.facts.get("test_accuracy", self.facts.get("test_variance_explained"))
         return None if share is None else float(share)
 

@@ -219,13 +219,13 @@ def seconds_to_search(budget: float, updates: Sequence[ClientUpdate]) -> float:
 
 
 def exact_seconds(updates: Sequence[ClientUpdate]) -> float:
-    """Of an exact attack on all updates: by the numbers that it decomposes, up to what large ones take."""
+    """Seconds of an exact attack on all updates, by the numbers that it decomposes."""
     numbers = updates[0].architecture.layout.size
     return _LITTLE + min(_EXACT, _EACH_NUMBER * numbers) * len(updates)
 
 
 def _local_seconds(updates: Sequence[ClientUpdate]) -> float | None:
-    """Of going back through local steps; None: as cheap as any exact attack, as the order is known."""
+    """Seconds of going back through local steps; None: the order is known, so it is cheap."""
     trained = [(u.steps.of(u.architecture), u.batch_size or 0) for u in updates]
     searched = sum(search_seconds(local, records) for local, records in trained)
     return exact_seconds(updates) + _ORDERS * searched if searched else None
@@ -414,7 +414,7 @@ class NoiseBound:
 
 
 def noise_bound(steps: Steps, updates: int, *, images: bool) -> NoiseBound | None:
-    """Of a client that sent so many updates of the same records; None: it adds no noise.
+    """Bound for a client that sent so many updates of the same records; None: it adds no noise.
 
     A record is in every step, or in one batch of every epoch. Images are lined up by two measures, which
     doubles the chance.

@@ -323,7 +323,7 @@ class VersionsCase(Case):
         )
 
     def premise(self) -> Premise | None:
-        """Of files: whether both versions are at the optimum of their records; the worse of the two."""
+        """Whether both versions in files are at the optimum of their records; the worse of the two."""
         if self.drawn is not None or not isinstance(self.recipe, Optimum | LinearFit):
             return None
         assert self.pairs is not None  # read from the files

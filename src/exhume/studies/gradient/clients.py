@@ -166,7 +166,7 @@ class _Audited:
         return self.seconds / sum(planned)
 
     def best(self, name: str) -> float:
-        """Of all attacks."""
+        """Best value over all attacks."""
         return max((a.metrics.get(name, 0.0) for a in self.done.result.attacks), default=0.0)
 
 
