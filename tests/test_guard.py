@@ -53,7 +53,7 @@ def test_a_batch_of_four_is_stopped_and_the_log_has_no_record(caplog):
 
 def test_noise_that_hides_the_records_passes():
     before, after, model = sent()
-    hidden = noisy(before, after, 10.0)
+    hidden = noisy(before, after, 50.0)
     answer = check((before, hidden, model))
     assert (answer.passes, answer.why, answer.noise) == (True, "nothing was found", 0.0)
     assert answer.state is hidden
