@@ -404,8 +404,8 @@ def read_result(path: Path) -> Result | StudyResult:
         raise ExhumeError(f"{path}: kind is {kind!r}, legal are 'audit' and 'study'")
     if value.get("schema") not in _READABLE[kind]:
         raise ExhumeError(
-            f"{path}: schema is {value.get('schema')!r}, this version reads {SCHEMAS[kind]}: the result of "
-            f"another version of exhume; run the {kind} again"
+            f"{path}: schema is {value.get('schema')!r:.40}, this version reads {SCHEMAS[kind]}: the result "
+            f"of another version of exhume; run the {kind} again"
         )
     if kind == "study":
         return from_json(StudyResult, value, str(path))
