@@ -230,7 +230,7 @@ def test_from_a_clean_environment_to_the_report(tmp_path):
         check=False,
     )
     assert ran.returncode == 0, ran.stderr
-    assert "of 75 records" in ran.stdout
+    assert "of 50 records" in ran.stdout
     assert (tmp_path / "examples" / "own_cnn" / "run" / "report.html").exists()
 
 

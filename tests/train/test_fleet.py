@@ -91,7 +91,7 @@ PEAK = textwrap.dedent(
     from exhume.store.shards import FolderStore
     from exhume.train.fleet import train_fleet
     from exhume.train.recipe import FullBatch
-    from exhume.train.stacked import Descent
+    from exhume.train.optimisers import Descent
     torch.set_num_threads(1)
     count, mlp, key = int(sys.argv[1]), MLP((784,), (100,), 10), Key.from_seed(0)
     draw = lambda n: Records(torch.rand(n, 784), torch.zeros(n, dtype=torch.int64), tuple("0123456789"))
