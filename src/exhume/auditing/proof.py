@@ -42,9 +42,7 @@ _DETERMINED = 0.02  # residual over the least visible change: how far off the re
 _EQUAL = 0.02  # relative: weights of records
 _BLIND = 1e-7  # of the largest singular value: rounding of differences
 _OPERATIONS = 2e10  # that singular values may take
-_SUMS = (
-    4  # that each number of an update enters, so that two that share one are told apart by others
-)
+_SUMS = 4  # that each number of an update enters: two that share one are told apart by the others
 
 
 def proof_of(

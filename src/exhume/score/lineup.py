@@ -222,9 +222,7 @@ class Lineup:
             own = [i for i in drawn if int(self.stratum[i]) == label]
             if not own:
                 continue
-            used = torch.unique(torch.cat([torch.tensor(own), *(drawn[i] for i in own)]))
-            at = torch.full((len(self.release),), -1)  # where each place is among those used
-            at[used] = torch.arange(len(used))
+            used, at = self._used(own, drawn)
             rivals = [_Rivals(int(at[i]), at[drawn[i]], len(used)) for i in own]
             rows = [[_ordered(m[self.release[i]][used]) for m in self.similarity] for i in own]
             for start in range(0, draws, _AT_ONCE):
@@ -245,6 +243,10 @@ class Lineup:
         counts = torch.zeros(draws, dtype=torch.long)
         generator = key.generator()
         moved = self._moved(drawn)
+        answered: dict[int, list[int]] = {}
+        for i in drawn:
+            answered.setdefault(int(self.release[i]), []).append(i)
+        seats = {release: (own, self._used(own, drawn)) for release, own in answered.items()}
         for start in range(0, draws, _AT_ONCE):
             count = min(_AT_ONCE, draws - start)
             seated = torch.arange(redealt.records).repeat(count, 1)  # the record at each place
@@ -252,12 +254,9 @@ class Lineup:
                 uniform = torch.rand(count, len(places), generator=generator)
                 seated[:, places] = places[argsort_rows(uniform)]
             for release, some, measures in redealt.each(seated):
-                own = [i for i in drawn if int(self.release[i]) == release]
-                if not own:
+                if release not in seats:
                     continue
-                used = torch.unique(torch.cat([torch.tensor(own), *(drawn[i] for i in own)]))
-                at = torch.full((len(self.release),), -1)  # where each place is among those used
-                at[used] = torch.arange(len(used))
+                own, (used, at) = seats[release]
                 won = torch.zeros(len(some), len(own), dtype=torch.bool)
                 there = seated[some[:, None], used]
                 for alike in measures:
@@ -266,6 +265,13 @@ class Lineup:
                         won[:, number] |= at_place[:, at[i]] > at_place[:, at[drawn[i]]].amax(1)
                 counts[start + some] += won.sum(1)
         return counts
+
+    def _used(self, own: list[int], drawn: dict[int, Tensor]) -> tuple[Tensor, Tensor]:
+        """Places of these targets and of their strangers, and (n,) where each place is among them."""
+        used = torch.unique(torch.cat([torch.tensor(own), *(drawn[i] for i in own)]))
+        at = torch.full((len(self.release),), -1)
+        at[used] = torch.arange(len(used))
+        return used, at
 
     def _moved(self, drawn: dict[int, Tensor]) -> list[Tensor]:
         """Places of each stratum that matter: of everybody who is counted, and of all targets."""

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from exhume.attacks.informed.glm import read_record
+from exhume.attacks.informed.glm import read_record, read_row
 from exhume.core.contract import (
     Cost,
     Gradient,
@@ -85,16 +85,14 @@ class PreparedDifference:
         without = as_matrix(network, releases.at.expand_as(releases.values).double())
         theta = as_matrix(network, (releases.at + releases.values).double())
         gradient = self._own(theta, without)
-        found, inferred = read_record(gradient)
-        residual, labels = gradient[:, :, -1], None
         if isinstance(self.recipe, LinearFit):
-            answers = torch.einsum("rcd,rd->rc", theta, augmented(found, 1)) - residual
-            found = torch.cat([found, answers], 1)
+            found, labels = read_row(theta, gradient), None
         else:
+            found, inferred = read_record(gradient)
             labels = inferred[:, None]
         return Reconstruction(
             found.reshape(-1, 1, *self.held.shape),
-            residual.norm(dim=1, keepdim=True),
+            gradient[:, :, -1].norm(dim=1, keepdim=True),
             Status(Outcome.CONVERGED),
             Cost(time.perf_counter() - started),
             labels,
